@@ -37,7 +37,7 @@ from benchmarks.margin_exact import audit
 from benchmarks.tools import line, print_table, run_main
 from tokenmargin.margin import MarginBatch, MarginSolution, choice_margin, max_margin, max_margin_batch, solve
 from tokenmargin.margin.constraints import attention_constraints
-from tokenmargin.margin.normed.certificate import gap_tolerance
+from tokenmargin.margin.normed.solve import gap_tolerance
 from tokenmargin.norms import L2, AbstractNorm, LpNorm, SchattenNorm, norm_named
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem

@@ -150,7 +150,7 @@ def is_globally_optimal(problem: TokenProblem, selected: Selection) -> bool:
 
 def margins(problem: TokenProblem, p: Float[Array, "... D"], selected: Selection) -> Float[Array, "... n T"]:
     """`<k_{i alpha_i} - k_it, p>`: how far the selected token is ahead of each; infinity where there is no token."""
-    return _ahead(relative_logits(problem.keys, p), checked_selection(problem, selected))
+    return lead_over(relative_logits(problem.keys, p), checked_selection(problem, selected))
 
 
 def relative_logits(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
@@ -178,7 +178,7 @@ def _of_differences(coefficients: Float[Array, "... m"]) -> bool:
 
 def leads(keys: AbstractGeometry, p: Float[Array, " D"], selected: Int[Array, " n"]) -> Float[Array, "n T"]:
     """How far the selected token is ahead of each other one; infinity at itself and where there is no token."""
-    ahead = _ahead(keys.logits(p), selected)
+    ahead = lead_over(keys.logits(p), selected)
     ahead[np.arange(keys.n), selected] = np.inf
     return ahead
 
@@ -206,7 +206,7 @@ def near_tokens(
 
     Minus infinity in `logits` marks a position without a token.
     """
-    near = _ahead(logits, selected) <= 1 + tolerance
+    near = lead_over(logits, selected) <= 1 + tolerance
     np.put_along_axis(near, np.broadcast_to(selected, near.shape[:-1])[..., None], False, axis=-1)
     return near
 
@@ -218,7 +218,8 @@ def gaps_over(
     return np.asarray(_selected_entries(scores, selected)[..., 0] - np.where(near, scores, -np.inf).max(axis=-1))
 
 
-def _ahead(logits: Float[Array, "... n T"], selected: Int[Array, "... n"]) -> Float[Array, "... n T"]:
+def lead_over(logits: Float[Array, "... n T"], selected: Int[Array, "... n"]) -> Float[Array, "... n T"]:
+    """How far the logit of the selected token is above that of each token of its input."""
     return np.asarray(_selected_entries(logits, selected) - logits)
 
 
@@ -260,11 +261,9 @@ def selection_text(chosen: Bool[Array, "n T"]) -> str:
     return " ".join("+".join(token_name(i, t) for t in np.flatnonzero(row).tolist()) for i, row in enumerate(chosen))
 
 
-def is_locally_optimal(
-    problem: TokenProblem, p: Float[Array, " D"], selected: Selection, *, tolerance: float = NEIGHBOUR_TOLERANCE
-) -> bool:
+def is_locally_optimal(problem: TokenProblem, p: Float[Array, " D"], selected: Selection) -> bool:
     """Whether every selected token outscores its SVM-neighbours strictly (Definition 2): `p` is an LMM direction."""
-    return bool((score_gaps(problem, p, selected, tolerance=tolerance) > 0).all())
+    return bool((score_gaps(problem, p, selected) > 0).all())
 
 
 def checked_token_sets(problem: TokenProblem, selection: Bool[Array, "n T"]) -> Bool[Array, "n T"]:
@@ -313,12 +312,9 @@ def directional_neighbours(
     return np.asarray(np.isfinite(ahead) & (ahead <= least + tolerance * abs(least)))
 
 
-def is_neighbour_optimal(
-    problem: TokenProblem, q: Float[Array, " D"], *, tolerance: float = NEIGHBOUR_TOLERANCE
-) -> bool:
+def is_neighbour_optimal(problem: TokenProblem, q: Float[Array, " D"]) -> bool:
     """Whether every selected token of `q` outscores its directional neighbours strictly (Definition 3)."""
-    alpha = select(problem.keys, q)
-    near = directional_neighbours(problem.keys, q, tolerance=tolerance)
+    alpha, near = select(problem.keys, q), directional_neighbours(problem.keys, q)
     ahead = problem.scores[np.arange(problem.n), alpha][:, None] > problem.scores
     return bool(ahead[near].all())
 
@@ -347,12 +343,7 @@ class ConeConstants:
 
 
 def cone_constants(
-    problem: TokenProblem,
-    p: Float[Array, " D"],
-    selected: Selection,
-    *,
-    as_printed: bool = False,
-    tolerance: float = NEIGHBOUR_TOLERANCE,
+    problem: TokenProblem, p: Float[Array, " D"], selected: Selection, *, as_printed: bool = False
 ) -> ConeConstants:
     """Width and radius of the cone of Lemma 7 at the max-margin solution `p` of a locally optimal selection.
 
@@ -363,19 +354,18 @@ def cone_constants(
     the neighbours of one input outweigh the non-neighbours of all n.
     """
     alpha = checked_selection(problem, selected)
-    gap = float(score_gaps(problem, p, alpha, tolerance=tolerance).min())
+    gap = float(score_gaps(problem, p, alpha).min())
     if not gap > 0:
         raise ValueError(
             f"the cone is defined at a locally optimal selection; the smallest score gap here is {gap:g}, not positive"
         )
-    near, ahead = neighbours(problem, p, alpha, tolerance=tolerance), margins(problem, p, alpha)
+    near, ahead = neighbours(problem, p, alpha), margins(problem, p, alpha)
     far = problem.mask & ~near
     far[np.arange(problem.n), alpha] = False
     counted = far & near.any(axis=1, keepdims=True) if as_printed else far
     delta = 0.5 * float((ahead[counted] - 1).min(initial=np.inf))
     theta = 1 / float(problem.keys.norm(p))
-    rows = np.unique(problem.keys.index[problem.mask])
-    reach = max(_vector_length(problem.keys, int(row)) for row in rows) / theta
+    reach = float(problem.keys.vector_norms[problem.keys.index[problem.mask]].max()) / theta
     scores = np.where(problem.mask, problem.scores, np.nan)
     spread = float((np.nanmax(scores, axis=1) - np.nanmin(scores, axis=1)).max())
     inner, inputs = (delta, 1) if as_printed else (delta / 2, problem.n)
@@ -388,12 +378,3 @@ def cone_constants(
         gap=gap,
         radius=max(2, 1 / delta) / theta * math.log(64 * inputs * problem.T * spread * reach / gap),
     )
-
-
-def _vector_length(keys: AbstractGeometry, row: int) -> float:
-    """Length of one vector of the dictionary, also where its square overflows or underflows."""
-    if isinstance(keys, Coordinates):
-        vector = keys.vectors[row]
-        largest = float(np.abs(vector).max())
-        return largest * float(np.linalg.norm(vector / (largest or 1.0)))
-    return float(np.sqrt(keys.gram_of(np.array([row]))[0, 0]))

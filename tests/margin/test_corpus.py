@@ -16,12 +16,11 @@ from tokenmargin.margin import (
     corpus_margin,
     selected_pairs,
 )
-from tokenmargin.margin.corpus import cutting_planes as cutting
 from tokenmargin.margin.corpus import pairs as module
+from tokenmargin.margin.corpus import routes as cutting
 from tokenmargin.margin.corpus import solve as entry
-from tokenmargin.margin.corpus.cutting_planes import cutting_planes
-from tokenmargin.margin.corpus.interior_point import interior_point
 from tokenmargin.margin.corpus.pairs import Proposal, transitive_reduction
+from tokenmargin.margin.corpus.routes import cutting_planes, interior_point
 from tokenmargin.margin.corpus.solve import Route, Ties
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.geometry import Coordinates

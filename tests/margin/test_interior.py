@@ -5,9 +5,9 @@ import pytest
 from tests.oracles.rounding import rounding
 
 from tokenmargin.margin.corpus import polish
-from tokenmargin.margin.corpus.interior_point import interior_point
 from tokenmargin.margin.corpus.pairs import Differences, Proposal
 from tokenmargin.margin.corpus.polish import polish_farkas, polish_solution
+from tokenmargin.margin.corpus.routes import interior_point
 
 
 def ordered_rows(rng: np.random.Generator, *, tokens: int = 40, d: int = 6, pairs: int = 300) -> Differences:

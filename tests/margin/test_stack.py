@@ -13,9 +13,8 @@ from tests.oracles.certified import assert_same_vector
 from tokenmargin.margin import max_margin, max_margin_batch
 from tokenmargin.margin.certificate import TOLERANCE, farkas_residual, kkt_residuals, normalised_systems
 from tokenmargin.margin.compiled import forget_older, keep_somewhere
-from tokenmargin.margin.compiled.result import INFEASIBLE, SOLVED
 from tokenmargin.margin.compiled.stack import solve_stack
-from tokenmargin.margin.compiled.systems import solve_systems
+from tokenmargin.margin.compiled.systems import INFEASIBLE, SOLVED, solve_systems
 from tokenmargin.norms import EPS
 from tokenmargin.problem.token_problem import TokenProblem
 

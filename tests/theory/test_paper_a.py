@@ -23,8 +23,7 @@ from tokenmargin.theory.paper_a.classes import printed_constraints
 from tokenmargin.theory.paper_a.first_step import probability_beyond
 from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, one_token
 from tokenmargin.theory.paper_a.leading_pairs import Pairs, choices, local_optimality
-from tokenmargin.theory.paper_a.lengths import balanced_flow
-from tokenmargin.theory.paper_a.only_important import aligned_start, largest_mu, smallest_rival
+from tokenmargin.theory.paper_a.only_important import aligned_start, balanced_flow, largest_mu, smallest_rival
 from tokenmargin.theory.settings import enough_dimensions, enough_step
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")

@@ -33,12 +33,12 @@ from tokenmargin.theory.paper_b.joint_limits import (
     Joint,
     nearly_support,
     phase_direction,
+    quadrant_point,
     selecting_second,
     smaller_label_margin,
 )
 from tokenmargin.theory.paper_b.local_cone import vectors_in_cone, without_neighbours
 from tokenmargin.theory.paper_b.prompt_limits import path_angles
-from tokenmargin.theory.paper_b.quadrant import quadrant_point
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 

@@ -15,9 +15,9 @@ from tokenmargin.problem.instances import figure1a
 from tokenmargin.selection import cone_constants
 from tokenmargin.theory import EmbeddingInstance, ProblemInstance, claim
 from tokenmargin.theory.evidence import follow_flow
-from tokenmargin.theory.paper_b.confined_paths import WIDTH
 from tokenmargin.theory.paper_b.gradients import printed_smoothness
 from tokenmargin.theory.paper_b.local_cone import vectors_in_cone
+from tokenmargin.theory.paper_b.prompt_limits import WIDTH
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 

@@ -160,7 +160,7 @@ def _run_to_budget(
         memory=[{name: array.copy() for name, array in state.items()} for state in begun.memory],
     )
     done, work, interrupted = 0, max(int(np.maximum(budget - begun.steps, 0).sum()), 1), False
-    for chunk in _chunks(result.problems, budget.shape[1], max(pose.T for pose in result.problems)):
+    for chunk in _chunks_in_memory(result.problems, budget.shape[1], max(pose.T for pose in result.problems)):
         group = _Group.of(result, chunk)
         left = np.maximum(budget - begun.steps, 0)[chunk[0]][:, chunk[1]].ravel()
         if not interrupted:
@@ -204,7 +204,7 @@ def _check_points(problems: Sequence[TokenProblem], method: AbstractMethod) -> N
         )
 
 
-def _chunks(problems: Sequence[TokenProblem], count: int, T: int) -> Iterator[Chunk]:
+def _chunks_in_memory(problems: Sequence[TokenProblem], count: int, T: int) -> Iterator[Chunk]:
     """Which problems and starts go together: as many as the memory allows."""
     tokens = problems[0].n * T
     if count >= _MANY_STARTS:  # one problem at a time, its matrix shared by all its starts

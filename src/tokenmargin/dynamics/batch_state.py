@@ -203,7 +203,7 @@ class BatchState:
         return np.asarray(self.rng.random((len(self.logits), len(self.taken))).argsort(axis=0) >= self.batch)
 
     def descent_weights(self) -> tuple[Float[Array, "n T lanes"], Float[Array, " lanes"]]:
-        """Weights `w` on the tokens with minus the gradient `exp(log_scale) sum w k`; see `attention`."""
+        """Weights `w` on the tokens with minus the gradient `exp(log_scale) sum w k`; see `objective.forward`."""
         n, T, lanes = self.logits.shape
         top = self.logits.max(axis=1)
         if self._pivots is None or (self.logits.ravel()[self._pivots.flat] < top).any():

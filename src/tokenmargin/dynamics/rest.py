@@ -240,7 +240,7 @@ def finite_part(unit_field: UnitField, y: Float[Array, " r"]) -> FinitePart | No
     if not float(pulls.max()) > _DRIFTS:
         return None
     back, settled, unit = unit_field.reduced.lift, within.T @ (within @ polished), unit_field.unit
-    error, curvature = _certificate(alone, polished, within)
+    error, curvature = _newton_step_and_curvature(alone, polished, within)
     return FinitePart(
         tied, back(within) / unit, back(settled), balance, error * unit, curvature,
         back(across.T @ drift.direction) / unit, float(pulls.max()), divergent, z, across, settled, unit_field,
@@ -265,7 +265,9 @@ def _tied_mask(
     return np.where((spread > 0)[:, None], tied, tied & (distance <= _SAME * distance.max()))
 
 
-def _certificate(alone: AbstractObjective, w: Float[Array, " r"], within: Float[Array, "s r"]) -> tuple[float, float]:
+def _newton_step_and_curvature(
+    alone: AbstractObjective, w: Float[Array, " r"], within: Float[Array, "s r"]
+) -> tuple[float, float]:
     """The step that Newton's method would still take in the tied span, and least over largest curvature there."""
     descent, relative, _ = alone.linearise(w)
     bend = within @ relative @ within.T  # of minus the gradient, in units of its length

@@ -68,16 +68,16 @@ def rounding_along(
         return Rounding(np.array([np.log(_EPS)]), 0.0, False, np.nan, np.nan, None)
     first = pieces[0](arcs[0])
     covariance = _rounding_of_step(unit_field, first) ** 2 * np.eye(sum(unit_field.sizes))
-    sizes, growth = [_deviation(covariance) * unit_field.reach(first)], 0.0
+    sizes, growth = [_largest_deviation(covariance) * unit_field.reach(first)], 0.0
     for begin in range(0, len(pieces), _CHUNK):
         end = min(begin + _CHUNK, len(pieces))
-        propagators = _propagators(unit_field, arcs[begin : end + 1], pieces[begin:end])
+        propagators = _step_propagators(unit_field, arcs[begin : end + 1], pieces[begin:end])
         for k, step in enumerate(propagators, begin):
             y = pieces[k](arcs[k + 1])
             added, reach = _rounding_of_step(unit_field, y), unit_field.reach(y)
             with np.errstate(over="ignore", invalid="ignore"):
                 covariance = step @ covariance @ step.T + added**2 * np.eye(len(y))
-            sizes.append(_deviation(covariance) * reach)
+            sizes.append(_largest_deviation(covariance) * reach)
             growth = max(growth, float(np.log(sizes[-1] / (added * reach))))
             if not sizes[-1] < 1 or growth > np.log(_OF_TOLERANCE / tolerance):
                 unstable = _least_stable(unit_field, covariance)
@@ -89,7 +89,7 @@ def _rounding_of_step(unit_field: UnitField, y: Float[Array, " r"]) -> float:
     return _ROUNDINGS * _EPS * (unit_field.norm(y) + 1 / unit_field.reach(y))
 
 
-def _propagators(
+def _step_propagators(
     unit_field: UnitField, arcs: Float[Array, " k"], pieces: Sequence[Callable[[float], Array]]
 ) -> Float[Array, "steps r r"]:
     """The exponentials of the Jacobian in the middle of each step, times the step's length."""
@@ -104,7 +104,7 @@ def _propagators(
         return np.asarray(expm(np.clip(np.stack(exponents), -1e300, 1e300)))
 
 
-def _deviation(covariance: Float[Array, "r r"]) -> float:
+def _largest_deviation(covariance: Float[Array, "r r"]) -> float:
     if not np.isfinite(covariance).all():
         return np.inf
     return float(np.sqrt(max(np.linalg.eigvalsh(covariance)[-1], 0.0))) if covariance.size else 0.0

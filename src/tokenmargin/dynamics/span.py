@@ -143,6 +143,7 @@ class ReducedObjective:
         small = Bilinear(of_keys.tokens, of_queries.tokens.tokens[:, 0])
         base = None if original.base is None else of_queries.reduce(of_keys.reduce(original.base).T).T
         reduced = problem.with_keys(small)
+        # A factor lies row by row: a basis vector of the span, times any of its columns, is a basis vector of factors.
         objective, columns = replace(original, problem=reduced, base=base), np.eye(original.rank)
         parts = zip((of_keys, of_queries), objective.spaces, original.spaces, strict=True)
         spans = (Span(to, None if s.basis is None else np.kron(s.basis, columns), space) for s, to, space in parts)

@@ -25,7 +25,7 @@ from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.objective.products import ProductObjective
 from tokenmargin.objective.shared_pulls import SATURATED
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import NEIGHBOUR_TOLERANCE, leads, select, selection_text, tokens_of_equal_score
+from tokenmargin.selection import NEIGHBOUR_TOLERANCE, lead_over, leads, select, selection_text, tokens_of_equal_score
 
 FIRST_LOOK = 250  # steps before the margin is first looked at; then at every doubling
 SHARE = 0.02  # a margin that falls short of the largest by this share at most is called settled
@@ -119,8 +119,7 @@ def margin_share(problem: TokenProblem, p: Float[Array, " D"], named: LimitDirec
         return np.nan
     logits = problem.keys.logits(p)
     others = problem.mask & ~named.chosen & ~tokens_of_equal_score(problem, named.selected)
-    lead = logits[np.arange(problem.n), named.selected][:, None] - logits
-    return float(lead[others].min()) / size / solution.margin
+    return float(lead_over(logits, named.selected)[others].min()) / size / solution.margin
 
 
 def limit_by_method(

@@ -18,7 +18,7 @@ from numpy import ndarray as Array
 from scipy.optimize import linprog
 
 from tokenmargin.dynamics.span import Span
-from tokenmargin.margin import LimitDirection, limit_constraints, limit_direction
+from tokenmargin.margin import Constraints, LimitDirection, limit_constraints, limit_direction
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, Selection, copies_of
@@ -198,72 +198,83 @@ def limit_constants(problem: TokenProblem, selected: Selection, *, loss: Abstrac
     """
     loss = LogisticLoss() if loss is None else loss
     named = limit_direction(checked_problem(problem, "limit_constants"), selected, loss=loss)
-    constraints = limit_constraints(problem, named.selected)
-    span = Span.of(problem.keys, exact=True)
-    rows = _difference_rows(span, constraints.token, named)
-    copies, gaps = _shares_and_gaps(problem, named, constraints.token)
-    inputs = constraints.token[:, 0]
-    scores = problem.shared_scores[np.arange(problem.n), named.selected]
-    terms = _Terms(rows, inputs, np.zeros(len(rows), bool), constraints.bound == 0, copies, gaps, scores, loss)
-    length = float(span.geometry.norm(named.solution.vector))
-
-    def none(reason: str) -> LimitConstants:
-        nothing = np.full(len(constraints), np.nan)
-        vector = np.full(problem.keys.dimension, np.nan)
-        empty = np.zeros((0, span.dimension))
-        return LimitConstants(named, reason, np.inf, vector, np.nan, nothing, np.nan, False, span, empty, terms)
-
-    if not named.is_limit:
-        return none(f"the selection is {named.kind}: training does not converge to it")
-    if not np.isfinite(named.solution.margin) or length == 0:
-        return none("no token has to be left behind: there is no direction")
-    slack = rows @ span.reduce(named.solution.vector) - constraints.bound
-    near = slack <= NEIGHBOUR_TOLERANCE
-    if (near & (constraints.bound == 0)).any():
-        return none("a token of the selected one's score ties with it")
-    active = near & (constraints.bound == 1)
-    pulls = gaps[active] * copies[active] / problem.n
-    if not (pulls > 0).all():
-        return none("inputs that share a difference pull at it both ways")
-    found = _solve_constants(rows[active], loss.log_slope(scores)[inputs[active]] + np.log(pulls))
+    constraints, span = limit_constraints(problem, named.selected), Span.of(problem.keys, exact=True)
+    terms = _terms_beside(problem, named, constraints, span, loss)
+    reason, active = _active_differences(problem, named, constraints, terms, span)
+    inputs = terms.inputs[active]
+    found = None
+    if not reason:
+        pulls = terms.gaps[active] * terms.copies[active] / problem.n
+        found = _solve_constants(terms.rows[active], loss.log_slope(terms.scores)[inputs] + np.log(pulls))
+        reason = (
+            "" if found else "an active difference has no multiplier: the distance to it grows without bound, slowly"
+        )
+    multipliers = np.full(len(constraints), np.nan)
     if found is None:
-        return none("an active difference has no multiplier: the distance to it grows without bound, slowly")
+        vector, empty = np.full(problem.keys.dimension, np.nan), np.zeros((0, span.dimension))
+        return LimitConstants(
+            named, reason, np.inf, vector, np.nan, multipliers, np.nan, False, span, empty, terms
+        )  # fmt: skip
     w, direction, weights, basis = found
-    multipliers = np.zeros(len(constraints))
-    multipliers[active] = weights
-    unit = direction / np.linalg.norm(direction)
-    across = w - (unit @ w) * unit
-    c = float(np.linalg.norm(across))
-    bend = (basis @ rows[active].T * weights) @ rows[active] @ basis.T  # sum lambda_j d_j d_j', on the active span
-    turned = basis @ across
-    fall = float(turned @ np.linalg.solve(bend, turned)) * float(np.linalg.norm(direction))
-    curved = bend - np.outer(basis @ unit, basis @ unit)  # p^ is an eigenvector, of eigenvalue 1
-    steepest = float(np.linalg.eigvalsh(curved)[-1])
-    rank = np.linalg.matrix_rank(rows, tol=RANK * np.linalg.norm(rows, 2))
+    multipliers[:], multipliers[active] = 0.0, weights
+    constant, correction, critical_step = _closed_forms(terms.rows[active], w, direction, weights, basis)
+    rank = np.linalg.matrix_rank(terms.rows, tol=RANK * np.linalg.norm(terms.rows, 2))
     return LimitConstants(
-        named, "", c, span.lift(w), fall / c if c > 0 else 0.0, multipliers,
-        2 * float(np.linalg.norm(direction)) / steepest if steepest > RANK else np.inf,
-        bool(rank == len(basis)), span, basis, terms._replace(active=active),
+        named, "", constant, span.lift(w), correction, multipliers, critical_step, bool(rank == len(basis)), span,
+        basis, terms._replace(active=active),
     )  # fmt: skip
 
 
-def _difference_rows(span: Span, tokens: Array, named: LimitDirection) -> Float[Array, "k r"]:
-    """The differences of selected and other tokens, in coordinates of the span."""
-    laid = span.tokens.tokens
-    inputs, positions = tokens.T
-    return np.asarray(laid[inputs, named.selected[inputs]] - laid[inputs, positions])
-
-
-def _shares_and_gaps(
-    problem: TokenProblem, named: LimitDirection, tokens: Array
-) -> tuple[Float[Array, " k"], Float[Array, " k"]]:
-    """How many copies each of the `tokens` has, over those of the selected token; and how much less it scores."""
-    scores, (inputs, positions) = problem.shared_scores, tokens.T
+def _terms_beside(
+    problem: TokenProblem, named: LimitDirection, constraints: Constraints, span: Span, loss: AbstractLoss
+) -> _Terms:
+    """The terms of the gradient close to a direction, none of them said to be active yet."""
+    laid, scores, (inputs, positions) = span.tokens.tokens, problem.shared_scores, constraints.token.T
+    rows = np.asarray(laid[inputs, named.selected[inputs]] - laid[inputs, positions])
     leading = scores[np.arange(problem.n), named.selected]
     first = problem.keys.first_copies
     same: Bool[Array, "k T"] = problem.mask[inputs] & (first[inputs] == first[inputs, positions][:, None])
-    share = same.sum(axis=1) / copies_of(problem, named.selected).sum(axis=1)[inputs]
-    return np.asarray(share), np.asarray(leading[inputs] - scores[inputs, positions])
+    copies = same.sum(axis=1) / copies_of(problem, named.selected).sum(axis=1)[inputs]
+    gaps = leading[inputs] - scores[inputs, positions]
+    return _Terms(rows, inputs, np.zeros(len(rows), bool), constraints.bound == 0, copies, gaps, leading, loss)
+
+
+def _active_differences(
+    problem: TokenProblem, named: LimitDirection, constraints: Constraints, terms: _Terms, span: Span
+) -> tuple[str, Bool[Array, " k"]]:
+    """Why there are no constants, empty where there may be; and the differences at margin 1."""
+    nothing = np.zeros(len(constraints), dtype=bool)
+    if not named.is_limit:
+        return f"the selection is {named.kind}: training does not converge to it", nothing
+    if not np.isfinite(named.solution.margin) or not span.geometry.norm(named.solution.vector):
+        return "no token has to be left behind: there is no direction", nothing
+    near = terms.rows @ span.reduce(named.solution.vector) - constraints.bound <= NEIGHBOUR_TOLERANCE
+    if (near & terms.equal).any():
+        return "a token of the selected one's score ties with it", nothing
+    active = near & (constraints.bound == 1)
+    if not (terms.gaps[active] * terms.copies[active] / problem.n > 0).all():
+        return "inputs that share a difference pull at it both ways", nothing
+    return "", active
+
+
+def _closed_forms(
+    rows: Float[Array, "k r"],
+    w: Float[Array, " r"],
+    direction: Float[Array, " r"],
+    weights: Float[Array, " k"],
+    basis: Float[Array, "rank r"],
+) -> tuple[float, float, float]:
+    """The constant, its correction and the critical step, from the active differences."""
+    length = float(np.linalg.norm(direction))
+    unit = direction / length
+    across = w - (unit @ w) * unit
+    c = float(np.linalg.norm(across))
+    bend = (basis @ rows.T * weights) @ rows @ basis.T  # sum lambda_j d_j d_j', on the active span
+    turned = basis @ across
+    fall = float(turned @ np.linalg.solve(bend, turned)) * length
+    # p^ is an eigenvector, of eigenvalue 1: what is left curves across it.
+    steepest = float(np.linalg.eigvalsh(bend - np.outer(basis @ unit, basis @ unit))[-1])
+    return c, fall / c if c > 0 else 0.0, 2 * length / steepest if steepest > RANK else np.inf
 
 
 def _solve_constants(

@@ -210,10 +210,7 @@ def limit_of(
     if method is not None:
         return limit_by_method(objective, method, start, steps=steps, tolerance=short, progress=progress)
     tolerance = TOLERANCE if tolerance is None else tolerance
-    path = flow(
-        objective,
-        start=start, until_norm=until_norm, settings=settings, progress=progress,
-    )  # fmt: skip
+    path = flow(objective, start=start, until_norm=until_norm, settings=settings, progress=progress)
     if path.finite_part is not None:
         return _limit_beside_finite_part(path, path.finite_part, tolerance)
     if isinstance(objective, MapObjective) and not objective.attention.shares:

@@ -183,10 +183,12 @@ def rates(path: FlowPath | Trajectory) -> Rates:
             "log missing margin against log |p|", far.log_sizes, _log_of_small(short, 1e3 * ROUNDING), expected
         ),
         far.fit_slope("log unselected against margin |p|", margin * sizes, log_left, -1.0),
-        _sparsification(samples, far, log_left, named),
+        _fall_of_unselected(samples, far, log_left, named),
     ]
     found = tuple(rate for rate in asked if rate is not None)
-    constant, predicted, reason = _constants(path, problem, named) if norm == L2 else (np.nan, np.nan, "")
+    constant, predicted, reason = (
+        _constant_and_closed_form(path, problem, named) if norm == L2 else (np.nan, np.nan, "")
+    )
     return Rates(named, found, constant, predicted, reason)
 
 
@@ -222,7 +224,7 @@ def _norm_growth(samples: _Samples, far: _FittedNorms, margin: float) -> Rate | 
     return far.fit_slope("log |p| against log t", samples.log_time, far.log_sizes, _norm_exponent(samples.method))
 
 
-def _sparsification(
+def _fall_of_unselected(
     samples: _Samples, far: _FittedNorms, log_left: Float[Array, " k"], named: LimitDirection
 ) -> Rate | None:
     """How the unselected weight falls: like `1 / t` where the norm grows with log t, else by a fixed factor a step."""
@@ -287,7 +289,9 @@ def _log_unselected(problem: TokenProblem, prompts: Float[Array, "k D"], named: 
     return np.asarray(logsumexp(log_weights[:, others], axis=-1) - np.log(problem.n))
 
 
-def _constants(path: FlowPath | Trajectory, problem: TokenProblem, named: LimitDirection) -> tuple[float, float, str]:
+def _constant_and_closed_form(
+    path: FlowPath | Trajectory, problem: TokenProblem, named: LimitDirection
+) -> tuple[float, float, str]:
     """`angle |p|` at the end, its limit in closed form, and why there is none, or why it is not reached."""
     p = path.prompt
     constant = float(angle(problem.keys, p, named.solution.vector) * problem.keys.norm(p))

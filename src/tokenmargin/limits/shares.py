@@ -99,7 +99,7 @@ class Basins(Tabular, Drawable):
         """Go on until every run has settled or taken `steps` steps in all."""
         waiting = self.runs.saturation[0] < SATURATED
         budget = np.where(waiting, steps, self.runs.steps[0])[None]
-        runs = self.runs.resume(steps=budget, until_saturation=SATURATED, progress=_first_half(progress))
+        runs = self.runs.resume(steps=budget, until_saturation=SATURATED, progress=_as_first_half(progress))
         return _run_until_proven(self.starts, runs, steps, progress)
 
 
@@ -160,12 +160,12 @@ def basins(
         starts=[starts],
         loss=loss,
         until_saturation=SATURATED,
-        progress=_first_half(progress),
+        progress=_as_first_half(progress),
     )
     return _run_until_proven(starts, runs, steps, progress)
 
 
-def _first_half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
+def _as_first_half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
     """The first half of the work."""
     return None if progress is None else lambda share: progress(share / 2)
 

@@ -22,8 +22,7 @@ from tokenmargin.margin.held_ties import HeldTies, held_ties, tie_of_equals
 from tokenmargin.margin.joint_phase import JointPhases, Phase, joint_phases, label_room
 from tokenmargin.margin.limit_directions import limit_constraints, limit_direction, tied_direction
 from tokenmargin.margin.limit_results import Atlas, Kind, LimitDirection
-from tokenmargin.margin.normed.certificate import GAP, MATRIX_GAP
-from tokenmargin.margin.normed.solve import solve_in_norm
+from tokenmargin.margin.normed.solve import GAP, MATRIX_GAP, solve_in_norm
 from tokenmargin.margin.plane import Arc, is_planar, selection_arcs
 from tokenmargin.margin.several_optima import choice_margin
 from tokenmargin.margin.single.solver import solve

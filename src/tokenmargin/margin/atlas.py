@@ -29,8 +29,7 @@ from tokenmargin.margin.certificate import (
     normalised_systems,
     rescale_exactly,
 )
-from tokenmargin.margin.compiled.result import StackResult
-from tokenmargin.margin.compiled.systems import solve_systems
+from tokenmargin.margin.compiled.systems import StackResult, solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.held_ties import held_ties
 from tokenmargin.margin.limit_directions import limit_constraints, name_direction, name_global, shares_differences
@@ -149,7 +148,7 @@ def atlas(
     return tally.atlas(named, began=began, ties_left=ties.left, ties_undecided=ties.unknown)
 
 
-def _inputs(problem: TokenProblem) -> list[_Input]:
+def _distinct_tokens(problem: TokenProblem) -> list[_Input]:
     """The distinct tokens of every input, up to an isometry of the span of the keys; copies are one token."""
     keys = problem.keys
     if isinstance(keys, Coordinates):
@@ -198,7 +197,7 @@ class _Walk:
     def __init__(self, problem: TokenProblem, budget: int | float, loss: AbstractLoss | None) -> None:
         self.problem, self.loss = problem, loss
         self.shares = shares_differences(problem)
-        self.inputs = _inputs(problem)
+        self.inputs = _distinct_tokens(problem)
         sizes = [len(tokens.order) for tokens in self.inputs]
         self.tally = SelectionTally(sizes, budget)
         self.dimension = self.inputs[0].vectors.shape[1]
@@ -220,7 +219,7 @@ class _Walk:
                 return
             children = self._children(block, np.arange(begin, min(begin + together, size)))
             if children.prefixes.shape[1] == self.problem.n:
-                self._record(children)
+                self._record_leaves(children)
                 continue
             width = max(min(BLOCK, most), 1)
             for s in range(0, len(children.vectors), width):
@@ -240,7 +239,7 @@ class _Walk:
         alive = np.ones(len(parents), dtype=bool)
         leaf, share = j + 1 == self.problem.n, 1 / (others + 1)
         if leaf or not _seldom_infeasible(children.multipliers.shape[1], self.rank, share=share):
-            alive = self._solve(children, np.flatnonzero(~children.known))
+            alive = self._solve_children(children, np.flatnonzero(~children.known))
         return _Block(*(array[alive] for array in children))
 
     def _parent_residuals(self, block: _Block, tokens: _Input, chosen: Int[Array, " t"]) -> Float[Array, "B t 4"]:
@@ -257,7 +256,7 @@ class _Walk:
         separated = (margins - rounding[:, None, None] * rows.lengths >= np.where(rows.bound > 0, 1.0, 0.0)).all(axis=2)
         return np.where(separated[:, :, None], block.residuals[:, None, :], np.inf)
 
-    def _solve(self, children: _Block, todo: Int[Array, " s"]) -> Bool[Array, " B"]:
+    def _solve_children(self, children: _Block, todo: Int[Array, " s"]) -> Bool[Array, " B"]:
         """Solve the given children in place; returns which of all children are still in the running."""
         alive = np.ones(len(children.vectors), dtype=bool)
         room = int(min(self.tally.budget - self.tally.solves, len(todo)))
@@ -265,7 +264,7 @@ class _Walk:
         todo = todo[:room]
         if not room:
             return alive
-        children.multipliers[todo], children.vectors[todo], verdicts = self._answers(children.prefixes[todo])
+        children.multipliers[todo], children.vectors[todo], verdicts = self._solve_prefixes(children.prefixes[todo])
         self.tally.solves += room
         children.residuals[todo] = np.where(verdicts.optimal[:, None], verdicts.residuals[:, :4], np.inf)
         ruled_out = todo[verdicts.infeasible]
@@ -273,7 +272,9 @@ class _Walk:
         self.tally.infeasible += len(ruled_out) * self.tally.leaves[children.prefixes.shape[1]]
         return alive
 
-    def _answers(self, prefixes: Int[Array, "B j"]) -> tuple[Float[Array, "B k"], Float[Array, "B r"], StackResult]:
+    def _solve_prefixes(
+        self, prefixes: Int[Array, "B j"]
+    ) -> tuple[Float[Array, "B k"], Float[Array, "B r"], StackResult]:
         """Multipliers of the scaled rows, vectors in the coordinates of the walk, and what is proven."""
         systems = joined_systems([tokens.rows(t) for tokens, t in zip(self.inputs, prefixes.T, strict=False)])
         if isinstance(self.problem.keys, Coordinates):
@@ -300,12 +301,12 @@ class _Walk:
         whole = limit_constraints(self.problem, self._positions(ranks[None])[0])
         return whole.only(whole.token[:, 0] < len(prefix))
 
-    def _record(self, leaves: _Block) -> None:
+    def _record_leaves(self, leaves: _Block) -> None:
         """Count the leaves and keep the locally optimal ones."""
         known = leaves.known
         self.tally.undecided += [tuple(row) for row in self._positions(leaves.prefixes[~known]).tolist()]
         leaves = _Block(*(array[known] for array in leaves))
-        positions, logits = self._positions(leaves.prefixes), self._logits(leaves)
+        positions, logits = self._positions(leaves.prefixes), self._logits_of_leaves(leaves)
         near = near_tokens(logits, positions) & self.problem.mask & ~tokens_of_equal_score(self.problem, positions)
         gaps = gaps_over(self.problem.shared_scores, positions, near)
         moved = leaves.vectors.any(axis=1)  # p = 0 is the solution where there is nothing to choose, and no direction
@@ -315,14 +316,14 @@ class _Walk:
         named = np.flatnonzero((self.shares | more | (gaps > 0).all(axis=1)) & moved)
         self.tally.feasible += len(positions) - len(named)
         for b in named.tolist():
-            solution = self._solution(leaves, b, positions[b])
+            solution = self._solution_of_leaf(leaves, b, positions[b])
             self.tally.record(positions[b], name_direction(self.problem, positions[b], solution, self.loss))
 
     def _positions(self, prefixes: Int[Array, "B n"]) -> Int[Array, "B n"]:
         """Positions of the tokens given by rank."""
         return np.stack([tokens.order[t] for tokens, t in zip(self.inputs, prefixes.T, strict=True)], axis=1)
 
-    def _logits(self, leaves: _Block) -> Float[Array, "B n T"]:
+    def _logits_of_leaves(self, leaves: _Block) -> Float[Array, "B n T"]:
         """Logits of the leaves' vectors less those of each input's first token, by differences of keys; minus infinity
         where there is no token, and at copies."""
         logits = np.full((*leaves.prefixes.shape, self.problem.T), -np.inf)
@@ -330,7 +331,7 @@ class _Walk:
             logits[:, i, tokens.order] = leaves.vectors @ (tokens.vectors - tokens.vectors[:1]).T
         return logits
 
-    def _solution(self, leaves: _Block, b: int, selected: Int[Array, " n"]) -> MarginSolution:
+    def _solution_of_leaf(self, leaves: _Block, b: int, selected: Int[Array, " n"]) -> MarginSolution:
         """The leaf's solution as a parameter of the problem's own geometry."""
         constraints = limit_constraints(self.problem, selected)
         if isinstance(self.problem.keys, Coordinates) and leaves.vectors.shape[1] < self.problem.keys.dimension:

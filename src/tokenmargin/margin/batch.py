@@ -20,11 +20,17 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Tabular
 from tokenmargin.engines import usable_cores
 from tokenmargin.margin.certificate import TOLERANCE, normalised_systems, rescale_exactly
-from tokenmargin.margin.compiled.result import INFEASIBLE, OUT_OF_RANGE, RAY, UNDECIDED, StackResult
-from tokenmargin.margin.compiled.systems import MANY, solve_systems
+from tokenmargin.margin.compiled.systems import (
+    INFEASIBLE,
+    MANY,
+    OUT_OF_RANGE,
+    RAY,
+    UNDECIDED,
+    StackResult,
+    solve_systems,
+)
 from tokenmargin.margin.constraints import attention_constraints
-from tokenmargin.margin.normed.certificate import gap_tolerance
-from tokenmargin.margin.normed.solve import solve_in_norm
+from tokenmargin.margin.normed.solve import gap_tolerance, solve_in_norm
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.norms import L2, AbstractNorm, LpNorm, SchattenNorm, as_norm
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array
@@ -79,7 +85,7 @@ class MarginBatch(Tabular):
     @property
     def tokens(self) -> Int[Array, "B k 2"]:
         """(input, position) of each constraint of each problem."""
-        return _tokens(self.selected, self.multipliers.shape[1])
+        return _constraint_tokens(self.selected, self.multipliers.shape[1])
 
     def __repr__(self) -> str:
         optimal, infeasible = int(self.optimal.sum()), int(self.infeasible.sum())
@@ -103,7 +109,7 @@ class MarginBatch(Tabular):
             vector=self.vectors[b],
             margin=float(self.margins[b]),
             multipliers=self.multipliers[b],
-            tokens=_tokens(self.selected[b : b + 1], self.multipliers.shape[1])[0],
+            tokens=_constraint_tokens(self.selected[b : b + 1], self.multipliers.shape[1])[0],
             certificate=certificate,
             farkas=self.farkas[b] if status == "infeasible" else None,
             seconds=self.seconds / len(self),
@@ -156,7 +162,7 @@ def max_margin_batch(
     answers = StackResult.empty(B, n * (T - 1), d)
     block = max(1, min(BLOCK, BLOCK_BYTES // (8 * n * T * d)))
     blocks = [slice(start, min(start + block, B)) for start in range(0, B if T > 1 else 0, block)]
-    works = (lambda where=where: _answer(keys, selected, where, chosen, answers, pose) for where in blocks)
+    works = (lambda where=where: _answer_block(keys, selected, where, chosen, answers, pose) for where in blocks)
     for where, _ in zip(blocks, _in_threads(works, min(threads or usable_cores(), len(blocks))), strict=True):
         if progress is not None:
             progress(where.stop)
@@ -236,14 +242,14 @@ def _unselected_positions(selected: Int[Array, "B n"], T: int) -> Int[Array, "B 
     return positions + (positions >= selected[:, :, None])
 
 
-def _tokens(selected: Int[Array, "B n"], k: int) -> Int[Array, "B k 2"]:
+def _constraint_tokens(selected: Int[Array, "B n"], k: int) -> Int[Array, "B k 2"]:
     """(input, position) of the k constraints of each selection."""
     B, n = selected.shape
     others = _unselected_positions(selected, k // n + 1)
     return np.stack(np.broadcast_arrays(np.arange(n)[:, None], others), axis=-1).reshape(B, k, 2)
 
 
-def _answer(
+def _answer_block(
     keys: Array,
     selected: Array,
     where: slice,
@@ -285,7 +291,7 @@ def _answer_in_norm(
 
     if not len(which):
         return which
-    plus, minus = _pairs(keys, selected, which)
+    plus, minus = _token_pairs(keys, selected, which)
     # Each problem in its own unit, a power of two: one of 1e300 beside one of 1e-20 would cost that all its digits.
     most = np.maximum(np.abs(plus).max(axis=(1, 2)), np.abs(minus).max(axis=(1, 2)))
     size = np.ldexp(0.5, np.frexp(np.maximum(most, 1e-300))[1])[:, None]
@@ -300,7 +306,7 @@ def _answer_in_norm(
     return which[~(found[:, 1] < np.inf)]
 
 
-def _pairs(
+def _token_pairs(
     keys: Array, selected: Array, which: Int[Array, " c"]
 ) -> tuple[Float[Array, "c k d"], Float[Array, "c k d"]]:
     """Of every constraint, the selected token and the other one."""
@@ -316,7 +322,7 @@ def _answer_as_stack(keys: Array, selected: Array, which: Int[Array, " c"], answ
     """Answer the given problems through `solve_systems`, in the units of the problem."""
     if not len(which):
         return
-    plus, minus = _pairs(keys, selected, which)
+    plus, minus = _token_pairs(keys, selected, which)
     systems = normalised_systems(plus, np.ones((1, answers.multipliers.shape[1])), minus=minus)
     found = solve_systems(systems)
     scale = systems.scale[:, None]

@@ -47,13 +47,13 @@ def cyclic_subspace(problem: NextTokenProblem) -> Float[Array, "s D"]:
     """
     graph, vectors = problem.graph, node_vectors(problem)
     first = np.unique(graph.component, return_index=True)[1]
-    return _span((vectors - vectors[first[graph.component]])[first[graph.component] != np.arange(graph.nodes)])
+    return _span_basis((vectors - vectors[first[graph.component]])[first[graph.component] != np.arange(graph.nodes)])
 
 
 def active_subspace(problem: NextTokenProblem) -> Float[Array, "s D"]:
     """The span of `z (x_i - x_j)'` over all edges, where every gradient lies: an orthonormal basis."""
     graph, vectors = problem.graph, node_vectors(problem)
-    return _span(vectors[graph.source] - vectors[graph.target])
+    return _span_basis(vectors[graph.source] - vectors[graph.target])
 
 
 def svm_subspace(problem: NextTokenProblem) -> Float[Array, "s D"]:
@@ -72,7 +72,7 @@ def unit_rows(rows: Float[Array, "k D"]) -> Float[Array, "k D"]:
     return np.asarray(rows / np.where(lengths > 0, lengths, 1.0))
 
 
-def _span(rows: Float[Array, "k D"]) -> Float[Array, "s D"]:
+def _span_basis(rows: Float[Array, "k D"]) -> Float[Array, "s D"]:
     """An orthonormal basis of the span of rows, each counted by its direction; below 1e-10 it is rounding."""
     rows = unit_rows(rows[np.linalg.norm(rows, axis=1) > 0])
     if not len(rows):
@@ -96,14 +96,16 @@ def graph_margin(problem: NextTokenProblem, graph: PriorityGraph | None = None) 
     """
     graph = problem.graph if graph is None else graph
     if problem.embeddings is None:
-        return _table(graph)
+        return _solve_orthonormal(graph)
     vectors, first = node_vectors(problem), np.unique(graph.component, return_index=True)[1]
     above, below = first[graph.order].T if len(graph.order) else np.zeros((2, 0), dtype=np.intp)
     tied = np.flatnonzero(first[graph.component] != np.arange(graph.nodes))
     if not len(above):
         return replace(order_margin(np.ones(1), graph.order), vector=np.zeros(vectors.shape[1]))
     if vectors.shape[1] * (len(above) + len(tied)) > DENSE:
-        return corpus_margin(vectors, _pairs(above, below, np.stack([first[graph.component[tied]], tied], axis=1)))
+        return corpus_margin(
+            vectors, _as_row_pairs(above, below, np.stack([first[graph.component[tied]], tied], axis=1))
+        )
     plus, minus = np.append(above, first[graph.component[tied]]), np.append(below, tied)
     return solve(
         Constraints(
@@ -117,13 +119,13 @@ def graph_margin(problem: NextTokenProblem, graph: PriorityGraph | None = None) 
     )
 
 
-def _table(graph: PriorityGraph) -> MarginSolution:
+def _solve_orthonormal(graph: PriorityGraph) -> MarginSolution:
     """Orthonormal tokens: a component moves as one, and weighs as many as it has."""
     found = order_margin(graph.sizes.astype(float), graph.order)
     return replace(found, vector=found.vector[graph.component])
 
 
-def _pairs(above: Int[Array, " k"], below: Int[Array, " k"], ties: Int[Array, "q 2"]) -> RowPairs:
+def _as_row_pairs(above: Int[Array, " k"], below: Int[Array, " k"], ties: Int[Array, "q 2"]) -> RowPairs:
     """The constraints as pairs of a corpus: those of one head together."""
     order = np.lexsort((below, above))
     heads, counts = np.unique(above, return_counts=True)
@@ -177,11 +179,11 @@ def order_margin(weights: Float[Array, " m"], order: Int[Array, "pairs 2"]) -> M
         nothing = Certificate(0.0, 0.0, 0.0, 0.0)
         return MarginSolution("optimal", np.zeros(len(weights)), np.inf, np.zeros(0), order, nothing)
     moved = _merge_twins(weights, order)
-    logits, pull = _interior(moved)
-    return _certify(weights, order, logits[moved.node], pull[moved.pair] * moved.share, began)
+    logits, pull = _interior_point(moved)
+    return _certified_order(weights, order, logits[moved.node], pull[moved.pair] * moved.share, began)
 
 
-def _certify(
+def _certified_order(
     weights: Float[Array, " m"],
     order: Int[Array, "pairs 2"],
     b: Float[Array, " m"],
@@ -244,7 +246,7 @@ def _merge_twins(weights: Float[Array, " m"], order: Int[Array, "pairs 2"]) -> _
     return _MergedProblem(heavier, pairs, node, pair, weights[below] / heavier[node[below]])
 
 
-def _interior(problem: _MergedProblem) -> tuple[Float[Array, " m"], Float[Array, " pairs"]]:
+def _interior_point(problem: _MergedProblem) -> tuple[Float[Array, " m"], Float[Array, " pairs"]]:
     """Logits and multipliers by Mehrotra's predictor and corrector; every step solves sparse systems in the logits."""
     from scipy.sparse import csc_array, diags_array  # loaded where an order needs it
 
@@ -268,10 +270,10 @@ def _interior(problem: _MergedProblem) -> tuple[Float[Array, " m"], Float[Array,
             return move, ease, (target - pull * ease) / slack - pull  # noqa: B023
 
         _, ease, tighten = step(np.zeros(k))
-        reach = min(_longest(slack, ease), _longest(pull, tighten))
+        reach = min(_longest_step(slack, ease), _longest_step(pull, tighten))
         centre = (float((slack + reach * ease) @ (pull + reach * tighten)) / k / mean) ** 3
         move, ease, tighten = step(centre * mean - ease * tighten)
-        reach = min(1.0, 0.995 * min(_longest(slack, ease), _longest(pull, tighten)))
+        reach = min(1.0, 0.995 * min(_longest_step(slack, ease), _longest_step(pull, tighten)))
         b, slack, pull = b + reach * move, slack + reach * ease, pull + reach * tighten
     return b, pull
 
@@ -285,7 +287,7 @@ def _factor(matrix: Any) -> Callable[[Float[Array, " m"]], Float[Array, " m"]]:
     ).solve
 
 
-def _longest(value: Float[Array, " k"], change: Float[Array, " k"]) -> float:
+def _longest_step(value: Float[Array, " k"], change: Float[Array, " k"]) -> float:
     """How far the values stay positive."""
     falling = change < 0
     return float((value[falling] / -change[falling]).min(initial=np.inf))

@@ -27,6 +27,7 @@ from tokenmargin.selection import (
     NEIGHBOUR_TOLERANCE,
     copies_of,
     gaps_over,
+    lead_over,
     near_tokens,
     relative_logits,
     tokens_of_equal_score,
@@ -99,10 +100,9 @@ def tie_of_equals(
     near = near_tokens(logits, selected) & problem.mask & ~alike
     gaps = gaps_over(problem.shared_scores, selected, near)
     found = LimitDirection(selected, tied, solution, near, gaps, "not locally optimal")
-    behind = logits[np.arange(problem.n), selected][:, None] - logits
-    if (behind[alike & ~tied] <= NEIGHBOUR_TOLERANCE).any():
+    if (lead_over(logits, selected)[alike & ~tied] <= NEIGHBOUR_TOLERANCE).any():
         return found, "not held"  # another token leads as well: that is another tie
-    verdict = _verdict(problem, found, loss or LogisticLoss())
+    verdict = _verdict_on_tie(problem, found, loss or LogisticLoss())
     return (replace(found, kind="stable") if verdict == "held" else found), verdict
 
 
@@ -142,7 +142,7 @@ class _Ties:
                 yield from self._larger_sets(chosen, (), group, level)
         elif any(len(tokens) > 1 for tokens in chosen):
             self.left -= 1
-            yield self._mask(chosen)
+            yield self._tied_mask(chosen)
 
     def _larger_sets(
         self, chosen: tuple[tuple[int, ...], ...], tokens: tuple[int, ...], more: list[int], level: Float[Array, "e r"]
@@ -157,13 +157,16 @@ class _Ties:
             tied = np.concatenate([level, rows[1:] - rows[:1]])
             whole = len(tied) >= self.rank and np.linalg.matrix_rank(tied, tol=self.smallest) >= self.rank
             if whole or self._never_ahead((*chosen, larger)):
+                # With this set go all that add some of the `later` tokens to it, whatever sets the later inputs have.
+                # Where the sets so far are single tokens, selections of single tokens are among these: they are no
+                # ties, and `left` does not count them.
                 alone = all(len(s) == 1 for s in (*chosen, larger))
                 self.left -= 2 ** len(later) * self.sets_from[i + 1] - alone * self.singles_from[i + 1]
             else:
                 yield from self._next_input((*chosen, larger), tied)
                 yield from self._larger_sets(chosen, larger, later, level)
 
-    def _mask(self, chosen: tuple[tuple[int, ...], ...]) -> Bool[Array, "j T"]:
+    def _tied_mask(self, chosen: tuple[tuple[int, ...], ...]) -> Bool[Array, "j T"]:
         """The sets as a mask, copies with the tokens they are copies of."""
         mask, first = self.problem.mask, self.problem.keys.first_copies
         return np.stack([mask[i] & np.isin(first[i], tokens) for i, tokens in enumerate(chosen)])
@@ -194,7 +197,7 @@ def _tokens_by_score(problem: TokenProblem, i: int) -> list[list[int]]:
     return [np.flatnonzero(distinct & (scores == score)).tolist() for score in np.unique(scores[distinct])]
 
 
-def _verdict(problem: TokenProblem, tie: LimitDirection, loss: AbstractLoss) -> Verdict:
+def _verdict_on_tie(problem: TokenProblem, tie: LimitDirection, loss: AbstractLoss) -> Verdict:
     """Whether log F has a local minimum across the direction."""
     pulled = tie.neighbours.any(axis=1) & ((tie.chosen & ~copies_of(problem, tie.selected)).any(axis=1))
     return minimum_across(problem, tie, loss) if pulled.any() else "not held"

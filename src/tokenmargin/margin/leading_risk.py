@@ -60,9 +60,9 @@ class LeadingRisk:
         gap = lead[inputs] - problem.shared_scores[inputs, tokens]
         self.pulls = (np.exp(slopes[inputs] - slopes[pulling].max()) * gap)[self.losing]
         self.tokens = list(zip(inputs.tolist(), tokens.tolist(), strict=True))
-        self.count = self._distinct(problem, tie)
+        self.count = self._count_terms(problem, tie)
 
-    def _distinct(self, problem: TokenProblem, tie: LimitDirection) -> int:
+    def _count_terms(self, problem: TokenProblem, tie: LimitDirection) -> int:
         """Number of terms of F that differ in more than their factor, at most: by the vectors that make them up."""
         vectors = problem.keys.equal_rows[problem.keys.index]
         leading = [
@@ -115,7 +115,7 @@ def minimum_across(problem: TokenProblem, at: LimitDirection, loss: AbstractLoss
         return "not held"
     if _never_balanced(terms, across):
         return "not held"
-    return "held" if any(_rests(terms, across, start) for start in _starts(len(across))) else "unknown"
+    return "held" if any(_finds_minimum(terms, across, start) for start in _starting_points(len(across))) else "unknown"
 
 
 def _falls_for_ever(terms: LeadingRisk, across: Float[Array, "s r"]) -> bool:
@@ -188,7 +188,7 @@ def _never_balanced(terms: LeadingRisk, across: Float[Array, "s r"]) -> bool:
     return False
 
 
-def _starts(dimension: int) -> Iterator[Float[Array, " s"]]:
+def _starting_points(dimension: int) -> Iterator[Float[Array, " s"]]:
     """The middle of the tie, then points around it, always the same."""
     rng = np.random.default_rng(0)
     yield np.zeros(dimension)
@@ -196,13 +196,13 @@ def _starts(dimension: int) -> Iterator[Float[Array, " s"]]:
         yield (1.0, 3.0)[j % 2] * rng.standard_normal(dimension)
 
 
-def _rests(terms: LeadingRisk, across: Float[Array, "s r"], start: Float[Array, " s"]) -> bool:
+def _finds_minimum(terms: LeadingRisk, across: Float[Array, "s r"], start: Float[Array, " s"]) -> bool:
     """Whether Newton's method, made to descend, ends at a strict local minimum across q, at finite logits."""
     scale = float(np.abs(terms.rows @ across.T).max(initial=0.0))
     if not scale:
         return True
     y = start / scale
-    value, slope, curve = _across(terms, across, y)
+    value, slope, curve = _derivatives_across(terms, across, y)
     for _ in range(STEPS):
         if not np.isfinite(value) or np.ptp((terms.rows @ (y @ across))[terms.leading]) > FINITE:
             return False
@@ -212,7 +212,7 @@ def _rests(terms: LeadingRisk, across: Float[Array, "s r"], start: Float[Array, 
         step = -axes @ ((axes.T @ slope) / np.maximum(np.abs(bends), 1e-3 * scale**2))
         step *= min(1.0, 2 / (scale * float(np.linalg.norm(step))))
         for _ in range(40):
-            ahead = _across(terms, across, y + step)
+            ahead = _derivatives_across(terms, across, y + step)
             if ahead[0] <= value + 1e-4 * float(slope @ step) + 1e-15 * abs(value):
                 break
             step = step / 2
@@ -220,7 +220,7 @@ def _rests(terms: LeadingRisk, across: Float[Array, "s r"], start: Float[Array, 
     return False
 
 
-def _across(
+def _derivatives_across(
     terms: LeadingRisk, across: Float[Array, "s r"], y: Float[Array, " s"]
 ) -> tuple[float, Float[Array, " s"], Float[Array, "s s"]]:
     """log F with its derivatives in the coordinates of the space `across`."""

@@ -37,6 +37,7 @@ from tokenmargin.selection import (
     checked_selection,
     copies_of,
     gaps_over,
+    lead_over,
     near_tokens,
     relative_logits,
     tokens_of_equal_score,
@@ -81,7 +82,7 @@ def limit_direction(
     problem = problem.around(alpha)
     found = name_direction(problem, alpha, solve_in_norm(limit_constraints(problem, alpha), norm), loss)
     if found.kind == "LMM" and problem.has_ties and all_best(problem, alpha):
-        best = choice_margin(problem, _best(problem), norm=norm)
+        best = choice_margin(problem, _best_tokens(problem), norm=norm)
         if best.is_optimal and found.solution.margin >= best.margin * (1 - SAME_NORM):
             return replace(found, kind="GMM")
     return found
@@ -103,15 +104,15 @@ def name_direction(
     kind: Kind = "LMM" if problem.has_ties or not all_best(problem, selected) else "GMM"
     found = LimitDirection(chosen.argmax(axis=1), chosen, solution, near, gaps, kind)
     if not (gaps > 0).all():
-        surely = near & _surely(problem, logits, selected)
+        surely = near & _surely_near(problem, logits, selected)
         if (gaps_over(problem.shared_scores, selected, surely) > 0).all():
             return replace(found, kind="inaccurate")  # those that score higher may be neighbours, or just not
         alone = replace(found, selected=selected, chosen=copies_of(problem, selected))
-        kind = _outweighed(problem, alone, loss or LogisticLoss())
+        kind = _kind_beside_higher_scores(problem, alone, loss or LogisticLoss())
         tied = (chosen & ~alone.chosen).any()  # what equals that lead together do is for `held_ties` to say
         found = replace(found, kind=kind if kind == "stable" or not tied else "not locally optimal")
     if problem.has_ties and found.is_limit:
-        found = replace(found, kind=_among_equals(problem, chosen, solution, found.kind))
+        found = replace(found, kind=_kind_among_equals(problem, chosen, solution, found.kind))
     return found
 
 
@@ -140,19 +141,19 @@ def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"], *, scored: b
     if not solution.is_optimal:
         return LimitDirection.without_direction(selected, tied, solution)
     logits = relative_logits(problem.keys, solution.vector)
-    level = np.take_along_axis(logits, selected[:, None], axis=1) - logits <= NEIGHBOUR_TOLERANCE
+    level = lead_over(logits, selected) <= NEIGHBOUR_TOLERANCE
     tied = tied | (alike & level)
     near = near_tokens(logits, selected) & problem.mask & ~tied & ~alike
     return LimitDirection(selected, tied, solution, near, np.full(problem.n, np.nan), "finite part")
 
 
-def _surely(problem: TokenProblem, logits: Array, selected: Int[Array, " n"]) -> Bool[Array, "n T"]:
+def _surely_near(problem: TokenProblem, logits: Array, selected: Int[Array, " n"]) -> Bool[Array, "n T"]:
     """Tokens whose margin is told from more than 1 by no more than what a certificate leaves open."""
     known = isinstance(problem.keys, Coordinates)
     return near_tokens(logits, selected, tolerance=TOLERANCE if known else NEIGHBOUR_TOLERANCE)
 
 
-def _outweighed(problem: TokenProblem, found: LimitDirection, loss: AbstractLoss) -> Kind:
+def _kind_beside_higher_scores(problem: TokenProblem, found: LimitDirection, loss: AbstractLoss) -> Kind:
     """What a direction is of which some neighbour scores higher: do the other neighbours pull more?
 
     Along a difference that inputs share their pulls add. Where all these sums pull to the selected side the direction
@@ -164,7 +165,7 @@ def _outweighed(problem: TokenProblem, found: LimitDirection, loss: AbstractLoss
         return "balanced"
     if (pulls.sums > 0).all():
         return "stable"
-    if _independent(problem, found.selected, pulls):
+    if _pulls_are_independent(problem, found.selected, pulls):
         return "not locally optimal"
     if found.solution.norm != L2:
         return "undecided"
@@ -172,7 +173,7 @@ def _outweighed(problem: TokenProblem, found: LimitDirection, loss: AbstractLoss
     return names[minimum_across(problem, found, loss)]
 
 
-def _independent(problem: TokenProblem, selected: Int[Array, " n"], pulls: SharedPulls) -> bool:
+def _pulls_are_independent(problem: TokenProblem, selected: Int[Array, " n"], pulls: SharedPulls) -> bool:
     """Whether the differences along which the neighbours pull are linearly independent."""
     index, (inputs, tokens) = problem.keys.index, pulls.pairs
     rows = problem.keys.differences(index[inputs, selected[inputs]], index[inputs, tokens])
@@ -194,7 +195,7 @@ def shares_differences(problem: TokenProblem) -> bool:
     return len(np.unique(seen)) < len(seen)
 
 
-def _among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], solution: MarginSolution, kind: Kind) -> Kind:
+def _kind_among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], solution: MarginSolution, kind: Kind) -> Kind:
     """Whether no choice among the leading equals, freed from the others, allows a shorter vector: a local minimum."""
     first = chosen & (problem.keys.first_copies == np.arange(problem.T))
     options = [np.flatnonzero(row).tolist() for row in first]
@@ -229,11 +230,11 @@ def name_global(
     return tuple(sorted([*named, *held], key=lambda limit: (not limit.is_global, -limit.solution.margin)))
 
 
-def _best(problem: TokenProblem) -> Bool[Array, "n T"]:
+def _best_tokens(problem: TokenProblem) -> Bool[Array, "n T"]:
     scores = np.where(problem.mask, problem.shared_scores, -np.inf)
     return np.asarray(scores == scores.max(axis=1, keepdims=True))
 
 
 def all_best(problem: TokenProblem, selected: Int[Array, " n"]) -> bool:
     """Whether no token of its input scores higher than a selected one; copies count with their mean score."""
-    return bool(_best(problem)[np.arange(problem.n), selected].all())
+    return bool(_best_tokens(problem)[np.arange(problem.n), selected].all())

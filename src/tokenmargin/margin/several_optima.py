@@ -54,46 +54,70 @@ def choice_margin(
     """
     began, problem = time.perf_counter(), checked_problem(problem, "choice_margin")
     sets = checked_token_sets(problem, optimal_tokens(problem) if optimal is None else optimal)
-    least, solves, finished = np.inf, 0, True
-    doubtful: list[float] = []  # lower bounds of the lengths of choices that doubles do not decide
-    refuted: list[MarginSolution] = []
-    found: list[tuple[float, dict[int, int], MarginSolution]] = []
-    order = itertools.count()  # ties in the bound: first come, first served
-    heap: list[tuple[float, int, dict[int, int]]] = [(0.0, next(order), {})]
-    while heap and heap[0][0] <= least * (1 + SAME_NORM):
-        if solves >= budget:
-            finished = False
-            break
-        _, _, choices = heapq.heappop(heap)
-        constraints = choice_constraints(problem, sets, choices)
-        solution = solve_in_norm(constraints, norm)
-        solves += 1
-        if solution.status == "infeasible":
-            refuted.append(solution)
-            continue
-        length = _shortest_possible(constraints, solution)
-        if length > least * (1 + SAME_NORM):
-            continue
-        leads = _leads(problem, sets, solution.vector)
-        undecided = [i for i in range(problem.n) if i not in choices and leads[i].max() < 1 - SAME_NORM]
-        if undecided:
-            worst = min(undecided, key=lambda i: float(leads[i].max()))
-            for token in np.flatnonzero(sets[worst]).tolist():
-                heapq.heappush(heap, (length, next(order), choices | {worst: token}))
-            continue
-        if not solution.is_optimal:
-            doubtful.append(length)
-        if solution.margin > 0:
-            least = min(least, 1 / solution.margin)
-            found.append((1 / solution.margin, dict(enumerate(leads.argmax(axis=1).tolist())) | choices, solution))
-    proven = finished and all(length > least * (1 + SAME_NORM) for length in doubtful)
-    minima = _distinct(problem, sets, [entry for entry in found if entry[0] <= least * (1 + SAME_NORM)], norm)
+    search = _Search(problem, sets, norm)
+    proven = search.run(budget)
+    minima = _distinct_minima(problem, sets, search.minima(), norm)
     if minima:
         # A minimum is certified already; what the search says is whether it is global, and whether there are others.
         answer = replace(minima[0], status=minima[0].status if proven else "inaccurate", parts=tuple(minima))
     else:
-        answer = _no_minimum(problem, refuted if proven else [])
-    return replace(answer, solves=solves + len(minima), seconds=time.perf_counter() - began)
+        answer = _no_minimum(problem, search.refuted if proven else [])
+    return replace(answer, solves=search.solves + len(minima), seconds=time.perf_counter() - began)
+
+
+class _Search:
+    """Branch and bound over the choices: what was found, what was refuted, and what doubles did not decide."""
+
+    def __init__(self, problem: TokenProblem, sets: Bool[Array, "n T"], norm: AbstractNorm | str) -> None:
+        self.problem, self.sets, self.norm = problem, sets, norm
+        self.least, self.solves = np.inf, 0
+        self.doubtful: list[float] = []  # lower bounds of the lengths of choices that doubles do not decide
+        self.refuted: list[MarginSolution] = []
+        self.found: list[tuple[float, dict[int, int], MarginSolution]] = []
+        self.order = itertools.count()  # ties in the bound: first come, first served
+        self.heap: list[tuple[float, int, dict[int, int]]] = [(0.0, next(self.order), {})]
+
+    def run(self, budget: int) -> bool:
+        """Go through the choices, the most promising first; whether all others are then excluded."""
+        while self.heap and self.heap[0][0] <= self._bound:
+            if self.solves >= budget:
+                return False
+            self._branch(heapq.heappop(self.heap)[2])
+        return all(length > self._bound for length in self.doubtful)
+
+    @property
+    def _bound(self) -> float:
+        """Lengths up to this are those of minima."""
+        return self.least * (1 + SAME_NORM)
+
+    def minima(self) -> list[tuple[float, dict[int, int], MarginSolution]]:
+        """Length, choice and solution of every minimum, equal ones among them."""
+        return [entry for entry in self.found if entry[0] <= self._bound]
+
+    def _branch(self, choices: dict[int, int]) -> None:
+        """Solve with the choices made so far: a minimum, or an input that it does not satisfy is branched on."""
+        constraints = choice_constraints(self.problem, self.sets, choices)
+        solution = solve_in_norm(constraints, self.norm)
+        self.solves += 1
+        if solution.status == "infeasible":
+            self.refuted.append(solution)
+            return
+        length = _shortest_possible(constraints, solution)
+        if length > self._bound:
+            return
+        leads = _leads_of_optimal(self.problem, self.sets, solution.vector)
+        undecided = [i for i in range(self.problem.n) if i not in choices and leads[i].max() < 1 - SAME_NORM]
+        if undecided:
+            worst = min(undecided, key=lambda i: float(leads[i].max()))
+            for token in np.flatnonzero(self.sets[worst]).tolist():
+                heapq.heappush(self.heap, (length, next(self.order), choices | {worst: token}))
+            return
+        if not solution.is_optimal:
+            self.doubtful.append(length)
+        if solution.margin > 0:
+            self.least = min(self.least, 1 / solution.margin)
+            choice = dict(enumerate(leads.argmax(axis=1).tolist())) | choices
+            self.found.append((1 / solution.margin, choice, solution))
 
 
 def _shortest_possible(constraints: Constraints, solution: MarginSolution) -> float:
@@ -124,7 +148,7 @@ def _no_minimum(problem: TokenProblem, refuted: list[MarginSolution]) -> MarginS
     )
 
 
-def _leads(problem: TokenProblem, sets: Bool[Array, "n T"], p: Float[Array, " D"]) -> Float[Array, "n T"]:
+def _leads_of_optimal(problem: TokenProblem, sets: Bool[Array, "n T"], p: Float[Array, " D"]) -> Float[Array, "n T"]:
     """For every optimal token, how far it is ahead of the best token outside its set; minus infinity for the others."""
     logits = problem.keys.logits(p)
     rival = np.where(problem.mask & ~sets, logits, -np.inf).max(axis=1, keepdims=True)
@@ -132,7 +156,7 @@ def _leads(problem: TokenProblem, sets: Bool[Array, "n T"], p: Float[Array, " D"
     return np.subtract(logits, rival, out=np.full(logits.shape, -np.inf), where=sets)
 
 
-def _distinct(
+def _distinct_minima(
     problem: TokenProblem,
     sets: Bool[Array, "n T"],
     found: list[tuple[float, dict[int, int], MarginSolution]],

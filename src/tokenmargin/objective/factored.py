@@ -2,7 +2,7 @@
 
 W as a product, `W = W0 + Q K'`: the logits are `z' W0 k + <Q' z, K' k>` with r columns in K and in Q. With minus the
 gradient in W written as `G`, that in Q is `G K` and that in K is `G' Q`. Both are products with the unit direction of
-G, which is known in the log domain at every norm (see `attention`); so they need no guard and no penalty. Along
+G, which is known in the log domain at every norm (see `forward`); so they need no guard and no penalty. Along
 gradient flow `Q' Q - K' K` does not change.
 
 Several heads, `f(X_i) = sum_h f_h(X_i)`, each with its own prompt or W, its own scores and tokens, stand side by side:

@@ -1,7 +1,7 @@
 """Attention parameters that are products of two factors: what all of them share, and products by coordinates.
 
 With minus the gradient in the product written as `g`, the chain rule gives that in each factor: a product with the
-other factor. The unit direction of g is known in the log domain at every norm (see `attention`), so the factors need no
+other factor. The unit direction of g is known in the log domain at every norm (see `forward`), so the factors need no
 guard and no penalty either. K and Q with rows and columns are in `factored`.
 """
 

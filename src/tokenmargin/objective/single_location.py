@@ -95,23 +95,29 @@ class SingleLocation:
         product = gamma * eta * x * value + gamma**2 * (nu - eta * rho)
         square = value**2 + gamma**2 * (1 - rho**2)
         plain = erf(steepness * x)  # of another token
-        plain_mean, plain_square = _mean(plain * x), _mean(plain**2)
-        plain_bend = _mean(plain**2 * (x**2 - 1))  # E weight^2 prediction^2 = plain_square + rho^2 plain_bend
-        first, total = _mean(weight * value), others * rho[..., 0] * plain_mean
+        plain_mean, plain_square = _expectation(plain * x), _expectation(plain**2)
+        plain_bend = _expectation(plain**2 * (x**2 - 1))  # E weight^2 prediction^2 = plain_square + rho^2 plain_bend
+        first, total = _expectation(weight * value), others * rho[..., 0] * plain_mean
         r = rho[..., 0]
-        risk = gamma**2 - 2 * _mean(weight * product) + _mean(weight**2 * square)
+        risk = gamma**2 - 2 * _expectation(weight * product) + _expectation(weight**2 * square)
         risk = risk + others * (plain_square + r**2 * plain_bend) + others * (others - 1) * (r * plain_mean) ** 2
         risk = risk + 2 * total * first
-        in_kappa = -2 * _mean(bend * product) + 2 * _mean(weight * bend * square) + 2 * total * _mean(bend * value)
-        in_theta = (
-            -2 * _mean(weight * gamma * eta * x * M) + 2 * _mean(weight**2 * value * M) + 2 * total * _mean(weight) * M
+        in_kappa = (
+            -2 * _expectation(bend * product)
+            + 2 * _expectation(weight * bend * square)
+            + 2 * total * _expectation(bend * value)
         )
-        in_eta = -2 * _mean(weight * (gamma * x * value - gamma**2 * rho))
-        in_rho = -2 * _mean(weight * (gamma**2 * eta * x**2 - gamma**2 * eta))
-        in_rho = in_rho + 2 * _mean(weight**2 * (value * gamma * x - gamma**2 * rho))
+        in_theta = (
+            -2 * _expectation(weight * gamma * eta * x * M)
+            + 2 * _expectation(weight**2 * value * M)
+            + 2 * total * _expectation(weight) * M
+        )
+        in_eta = -2 * _expectation(weight * (gamma * x * value - gamma**2 * rho))
+        in_rho = -2 * _expectation(weight * (gamma**2 * eta * x**2 - gamma**2 * eta))
+        in_rho = in_rho + 2 * _expectation(weight**2 * (value * gamma * x - gamma**2 * rho))
         in_rho = in_rho + 2 * others * r * plain_bend + 2 * others * (others - 1) * r * plain_mean**2
-        in_rho = in_rho + 2 * others * plain_mean * first + 2 * total * _mean(weight * gamma * x)
-        in_nu = -2 * gamma**2 * _mean(weight)
+        in_rho = in_rho + 2 * others * plain_mean * first + 2 * total * _expectation(weight * gamma * x)
+        in_nu = -2 * gamma**2 * _expectation(weight)
         return np.asarray(risk), Overlaps(*map(np.asarray, (in_kappa, in_nu, in_theta, in_eta, in_rho)))
 
     def descend(
@@ -140,7 +146,7 @@ class SingleLocation:
             across /= np.linalg.norm(across, axis=1, keepdims=True)
             v -= (across * v).sum(axis=1, keepdims=True) * across
         k, v = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (k, v))
-        return _in_four(k, v)
+        return _in_four_coordinates(k, v)
 
     def sample(self, n: int, *, rng: Rng) -> RegressionProblem:
         """n sequences of this law as a problem for softmax attention: tokens are keys and values, the head is v*."""
@@ -155,7 +161,7 @@ class SingleLocation:
         return RegressionProblem.of(tokens, targets, head=head)
 
 
-def _mean(x: Float[Array, "... q"]) -> Float[Array, "..."]:
+def _expectation(x: Float[Array, "... q"]) -> Float[Array, "..."]:
     return np.asarray(x @ _WEIGHTS)
 
 
@@ -164,7 +170,7 @@ def _sphere_step(x: Float[Array, "... 4"], gradient: Float[Array, "... 4"], step
     return np.asarray(new / np.linalg.norm(new, axis=-1, keepdims=True))
 
 
-def _in_four(k: Float[Array, "runs d"], v: Float[Array, "runs d"]) -> tuple[Array, Array]:
+def _in_four_coordinates(k: Float[Array, "runs d"], v: Float[Array, "runs d"]) -> tuple[Array, Array]:
     """The first two coordinates, and the rest turned into a plane."""
     out_k, out_v = k[:, 2:], v[:, 2:]
     length = np.linalg.norm(out_k, axis=1)

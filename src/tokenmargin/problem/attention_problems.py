@@ -198,12 +198,14 @@ class TorchNormals:
         return values.astype(np.float32).reshape(shape)
 
     def _words(self, count: int) -> Int[Array, " count"]:
+        """The next words of the twister, of 32 bits each."""
         return self._twister.random_raw(count).astype(np.int64)
 
     def _next_normal(self) -> float:
         if self._waiting is not None:
             value, self._waiting = self._waiting, None
             return value
+        # Two words make a number of 64 bits, the first its upper half, of which torch takes the lower 53: a double.
         high, low = self._words(4).reshape(2, 2).T
         turn, share = (((high << 32) | low) & (2**53 - 1)) / 2.0**53
         radius = np.sqrt(-2 * np.log1p(-share))
@@ -219,11 +221,12 @@ class TorchNormals:
         return values
 
     def _uniform(self, size: int) -> Float[Array, " size"]:
+        """One word a number: of its 32 bits the lower 24, which single precision holds exactly."""
         return ((self._words(size) & (2**24 - 1)) / 2.0**24).astype(np.float32)
 
 
 def _box_muller(uniform: Float[Array, " size"]) -> Float[Array, " size"]:
-    pairs = uniform.reshape(-1, 2, _BLOCK // 2)
+    pairs = uniform.reshape(-1, 2, _BLOCK // 2)  # of each block, the first half for radii, the second for turns
     radius, turn = np.sqrt(-2 * np.log(1 - pairs[:, 0])), np.float32(2 * np.pi) * pairs[:, 1]
     return np.stack([radius * np.cos(turn), radius * np.sin(turn)], axis=1).ravel()
 

@@ -98,6 +98,11 @@ class Coordinates(AbstractGeometry):
         return int(self.vectors.shape[0])
 
     @cached_property
+    def vector_norms(self) -> Float[Array, " m"]:
+        """Length of every vector, also where its square overflows or underflows."""
+        return self.norm(self.vectors)
+
+    @cached_property
     def tokens(self) -> Float[Array, "n T d"]:
         """The vectors laid out per token, zeros where there is none: n x T x d numbers, made when first asked for."""
         return read_only(np.where(self.mask[..., None], self.vectors[self.index], 0.0))

@@ -321,12 +321,7 @@ class NextTokenProblem(FlatSequences):
 
 
 def next_token_windows(
-    tokens: Int[Array, " N"],
-    lengths: Int[Array, " texts"],
-    vocabulary: Sequence[str],
-    *,
-    window: int = 32,
-    embeddings: Float[Array, "K d"] | None = None,
+    tokens: Int[Array, " N"], lengths: Int[Array, " texts"], vocabulary: Sequence[str], *, window: int = 32
 ) -> NextTokenProblem:
     """Every position of every text, predicted from the (at most) `window` tokens before it.
 
@@ -356,7 +351,7 @@ def next_token_windows(
     ends = np.cumsum(sizes)
     # The windows end to end: each begins `size` positions before its prediction and goes on one by one.
     flat = np.repeat(kept - sizes, sizes) + np.arange(int(ends[-1])) - np.repeat(ends - sizes, sizes)
-    return NextTokenProblem(tokens[flat], sizes, tokens[kept], tuple(vocabulary), embeddings)
+    return NextTokenProblem(tokens[flat], sizes, tokens[kept], tuple(vocabulary))
 
 
 def load_next_token(path: str | Path) -> NextTokenProblem:

@@ -103,15 +103,19 @@ def prompt_landscape(objective: AbstractObjective, selected: Int[Array, " n"] | 
     is there that of another selection up to rounding. The excess over that selection resolves the local minimum.
     """
 
-    def landscape(y: Float[Array, " r"]) -> tuple[float, Array, Array]:
-        value = objective.log_excess(y, selected)
-        descent, relative, _ = objective.linearise(y)
-        known = np.exp(descent.log_norm - value) if np.isfinite(value) else np.full_like(descent.log_norm, np.nan)
-        steep = objective.expand(known)
-        gradient = -steep * descent.direction
-        return value, gradient, -steep[:, None] * relative - np.outer(gradient, gradient)
+    return lambda y: log_landscape(objective, y, objective.log_excess(y, selected))
 
-    return landscape
+
+def log_landscape(
+    objective: AbstractObjective, y: Float[Array, " r"], value: float, side: float = 1.0
+) -> tuple[float, Array, Array]:
+    """`side * value` with its gradient and Hessian at a point, `value` being the logarithm of a distance of the risk
+    from some number: above it on the side 1, below it on the side -1."""
+    descent, relative, _ = objective.linearise(y)
+    known = np.exp(descent.log_norm - value) if np.isfinite(value) else np.full_like(descent.log_norm, np.nan)
+    steep = objective.expand(known)
+    gradient = -steep * descent.direction
+    return side * value, gradient, -steep[:, None] * relative - side * np.outer(gradient, gradient)
 
 
 def regularisation_path(
@@ -236,7 +240,7 @@ class _Ball:
             found = self._minimum_near(found, sphere) or found
         if found.outward > 0:
             return found if found.converged else None
-        return self._inside(found.point, radius)
+        return self._minimum_inside(found.point, radius)
 
     def minimum_at_next(self, tip: Minimum, radius: float) -> Minimum | None:
         """The minimum at the next radius: an inner one stays, one on the sphere moves out with it."""
@@ -257,7 +261,7 @@ class _Ball:
         found = minimise(local, rough.point, sphere=sphere, max_iterations=100)
         return replace(found, value=self.objective.log_excess(found.point))
 
-    def _inside(self, start: Float[Array, " r"], radius: float) -> Minimum | None:
+    def _minimum_inside(self, start: Float[Array, " r"], radius: float) -> Minimum | None:
         found = minimise(self.overall, start, max_iterations=100)
         balance = float(self.objective.linearise(found.point).balance.max())
         if balance > _STATIONARY or np.linalg.norm(found.point) >= radius:

@@ -18,7 +18,7 @@ from scipy.linalg import null_space
 
 from tokenmargin._notebook import Tabular
 from tokenmargin._statistics import Rng, generator
-from tokenmargin.dynamics.paths.ball import checked_radii
+from tokenmargin.dynamics.paths.ball import checked_radii, log_landscape
 from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import AbstractObjective
@@ -185,10 +185,6 @@ class _Cap:
 
         def landscape(y: Float[Array, " r"]) -> tuple[float, Array, Array]:
             size, sign = self.objective.excess(y, self.selected)
-            descent, relative, _ = self.objective.linearise(y)
-            steep = float(np.exp(descent.log_norm[0] - size)) if sign == side else np.nan
-            gradient = -steep * descent.direction
-            hessian = -steep * relative - side * np.outer(gradient, gradient)
-            return float(side * size) if sign == side else np.nan, gradient, hessian
+            return log_landscape(self.objective, y, float(size) if sign == side else np.nan, side)
 
         return landscape

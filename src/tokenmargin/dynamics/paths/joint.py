@@ -7,7 +7,7 @@ when its effect on the risk itself is below rounding. Where both are stationary,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,7 +71,6 @@ def ridge_path(
     rng: Rng,
     starts: int = 8,
     also: Float[Array, "k D"] | None = None,
-    progress: Callable[[float], None] | None = None,
 ) -> RidgePath:
     """`argmin over |v| <= r, |p| <= R` of the risk for each pair (r, R), with a positive loss.
 
@@ -83,7 +82,6 @@ def ridge_path(
     - `radii`: pairs (r, R), both growing.
     - `rng`, `starts`: the random starts.
     - `also`: parameters (v, p) to start from as well.
-    - `progress`: called with the share of the starts done.
     """
     if not isinstance(objective, JointObjective):
         raise TypeError(f"ridge_path takes a JointObjective(problem, loss); got {kind_in_words(objective)}")
@@ -100,11 +98,7 @@ def ridge_path(
     assert isinstance(inner, JointObjective), "a reduced objective is of its own kind"
     given = [] if also is None else list(reduced.reduce(also))
     begin = [*given, *rng.standard_normal((starts, inner.dimension))]
-    found = []
-    for k, start in enumerate(begin):
-        found.append(_continue_minimum(inner, pairs, start))
-        if progress is not None:
-            progress((k + 1) / len(begin))
+    found = [_continue_minimum(inner, pairs, start) for start in begin]
     points, log_risk, residuals = min(found, key=lambda path: float(path[1][-1]))
     lifted = objective.split(reduced.lift(points))
     return RidgePath(objective, pairs, lifted["head"], lifted["prompt"], log_risk, residuals)
@@ -120,7 +114,7 @@ def _continue_minimum(
     for pair in pairs:
         steps = max(int(np.ceil(np.log(np.max(pair / before)) / np.log(_RATIO))), 1)
         for share in np.arange(1, steps + 1) / steps:
-            v, p, risk, residual = _alternate(objective, v, p, before * (pair / before) ** share)
+            v, p, risk, residual = _minimise_by_turns(objective, v, p, before * (pair / before) ** share)
         points.append(np.concatenate([v, p]))
         risks.append(risk)
         residuals.append(residual)
@@ -128,7 +122,7 @@ def _continue_minimum(
     return np.stack(points), np.array(risks), np.array(residuals)
 
 
-def _alternate(
+def _minimise_by_turns(
     objective: JointObjective, v: Float[Array, " a"], p: Float[Array, " b"], pair: Float[Array, " 2"]
 ) -> tuple[Float[Array, " a"], Float[Array, " b"], float, tuple[float, float]]:
     """Minimise in the head and in the prompt by turns, until the direction of neither moves."""
@@ -138,9 +132,8 @@ def _alternate(
         head = minimise(head_landscape(problem, objective.loss, p), v, sphere=Sphere(float(pair[0])))
         moved = np.linalg.norm(head.point - v)
         v, risk = head.point, head.value
-        scores = problem.labels[:, None] * problem.values.gather(problem.values.project(v))
-        given = PromptObjective(TokenProblem(problem.keys, problem.labels, scores=scores), objective.loss)
-        prompt = minimise(prompt_landscape(given), p, sphere=Sphere(float(pair[1])))
+        given = TokenProblem(problem.keys, problem.labels, problem.values, head=v)
+        prompt = minimise(prompt_landscape(PromptObjective(given, objective.loss)), p, sphere=Sphere(float(pair[1])))
         moved = max(moved / pair[0], np.linalg.norm(prompt.point - p) / pair[1])
         p, residual = prompt.point, (head.residual, prompt.residual)
         if moved < 1e-12:

@@ -54,7 +54,6 @@ class Minimum:
       space the gradient's length. Zero at a stationary point.
     - `outward`: cosine between minus the gradient and the outer normal; a minimum on the sphere is one on the ball
       when it is not negative.
-    - `iterations`: evaluations of the function.
     - `converged`: whether the residual is below the tolerance.
     """
 
@@ -62,7 +61,6 @@ class Minimum:
     value: float
     residual: float
     outward: float
-    iterations: int
     converged: bool
 
 
@@ -81,7 +79,7 @@ def minimise(
     w = start if sphere is None else sphere.coordinates(start)
     value, gradient, hessian = _evaluate(landscape, w, sphere)
     if not _is_finite(value, gradient, hessian):
-        return Minimum(w if sphere is None else sphere.embed(w), value, np.inf, 0.0, 1, False)
+        return Minimum(w if sphere is None else sphere.embed(w), value, np.inf, 0.0, False)
     reach = 0.25 * (max(float(np.linalg.norm(w)), 1.0) if sphere is None else sphere.radius)
     evaluations = 1
     while True:
@@ -89,7 +87,7 @@ def minimise(
         converged = bool(residual <= _tolerance(w))
         if converged or evaluations >= max_iterations or reach < 1e-14 * max(float(np.linalg.norm(w)), 1.0):
             point = w if sphere is None else sphere.embed(w)
-            return Minimum(point, value, residual, outward, evaluations, converged)
+            return Minimum(point, value, residual, outward, converged)
         step, promised = _trust_region_step(tangent, bent, reach)
         candidate = w + step
         if sphere is not None:

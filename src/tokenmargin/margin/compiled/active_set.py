@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.compiled.result import INFEASIBLE, SOLVED, UNDECIDED
+from tokenmargin.margin.compiled.systems import INFEASIBLE, SOLVED, UNDECIDED
 from tokenmargin.norms import EPS
 
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})

@@ -58,15 +58,15 @@ def propose_by_exchange(rows: Float[Array, "k r"], bound: Float[Array, " k"]) ->
     >>> propose_by_exchange(np.array([[2.0, 0.0], [0.0, 1.0], [1.0, 3.0]]), np.ones(3)).round(6) + 0.0
     array([0.25, 1.  , 0.  ])
     """
-    space = _first_working_set(rows, bound, _least(rows @ (bound @ rows), rows.shape[1]))
-    if not _search(rows, bound, space) or not np.isfinite(space.u).all():
+    space = _first_working_set(rows, bound, _least_satisfied(rows @ (bound @ rows), rows.shape[1]))
+    if not _search_all(rows, bound, space) or not np.isfinite(space.u).all():
         return None
     a, multipliers = space.size[0], np.zeros(len(rows))
     multipliers[space.work[:a]] = np.maximum(space.u[:a], 0.0)
     return multipliers
 
 
-def _least(slack: Float[Array, " k"], r: int) -> Int[Array, " c"]:
+def _least_satisfied(slack: Float[Array, " k"], r: int) -> Int[Array, " c"]:
     """The rows of least slack: those in play."""
     return np.argpartition(slack, _PLAY * r)[: _PLAY * r] if len(slack) > _PLAY * r else np.arange(len(slack))
 
@@ -75,7 +75,7 @@ def _first_working_set(rows: Float[Array, "k r"], bound: Float[Array, " k"], pla
     """A working set to begin with, by some sweeps of coordinate ascent over the rows `play`; empty if dependent."""
     r = rows.shape[1]
     space, rough = WorkingSet.empty(r), np.zeros(len(play))
-    _ascend(rows, bound, play, rough, space.y)
+    _ascend_coordinates(rows, bound, play, rough, space.y)
     held = rough.nonzero()[0]
     if len(held) > _FILLED * r:
         held = held[np.argpartition(-rough[held], int(_FILLED * r))[: int(_FILLED * r)]]
@@ -87,13 +87,13 @@ def _first_working_set(rows: Float[Array, "k r"], bound: Float[Array, " k"], pla
     if dependent or (inverse.diagonal() * gram.diagonal()).max() * DEPENDENT >= 1:
         return WorkingSet.empty(r)
     space.size[0], space.work[:a], space.u[:a], space.inverse[:a, :a] = a, play[held], rough[held], inverse
-    _settle(rows, bound, space)
+    _meet_bounds(rows, bound, space)
     return space
 
 
 @summing
 @no_type_check
-def _ascend(rows, bound, play, multipliers, y):
+def _ascend_coordinates(rows, bound, play, multipliers, y):
     """Coordinate ascent in the dual: rough multipliers of the rows `play`; `y` is theirs."""
     for sweep in range(_SWEEPS):
         for i in range(len(play)):
@@ -114,7 +114,7 @@ def _ascend(rows, bound, play, multipliers, y):
 
 @summing
 @no_type_check
-def _times(rows, which, a, x, out):
+def _multiply_rows(rows, which, a, x, out):
     """`out = rows[which[:a]] x`, two rows at a time."""
     for i in range(0, a, 2):
         beside = min(i + 1, a - 1)
@@ -129,7 +129,7 @@ def _times(rows, which, a, x, out):
 
 @summing
 @no_type_check
-def _combine(rows, which, a, u, y):
+def _combine_rows(rows, which, a, u, y):
     """`y = rows[which[:a]]' u`, two rows at a time."""
     for t in range(len(y)):
         y[t] = 0.0
@@ -143,7 +143,7 @@ def _combine(rows, which, a, u, y):
 
 @summing
 @no_type_check
-def _solve(inverse, a, x, out):
+def _multiply_inverse(inverse, a, x, out):
     """`out = inverse x`, from the lower half."""
     for i in range(a):
         line, weight, total = inverse[i, :i], x[i], 0.0
@@ -155,7 +155,7 @@ def _solve(inverse, a, x, out):
 
 @summing
 @no_type_check
-def _raise(inverse, a, x, share):
+def _add_square(inverse, a, x, share):
     """`inverse += share x x'`, the lower half."""
     for i in range(a):
         line, weight = inverse[i, : i + 1], share * x[i]
@@ -174,7 +174,7 @@ def _leave(space, i):
     # Without row i the inverse is what it was less column column' over its diagonal entry; the aim with constraint i
     # given up follows from the old one, since only its own equation is dropped.
     step = aim[i] / column[i]
-    _raise(inverse, last + 1, column, -1 / column[i])
+    _add_square(inverse, last + 1, column, -1 / column[i])
     for t in range(last + 1):
         aim[t] -= step * column[t]
     work[i], u[i], aim[i] = work[last], u[last], aim[last]
@@ -188,12 +188,12 @@ def _leave(space, i):
 
 @summing
 @no_type_check
-def _settle(rows, bound, space):
+def _meet_bounds(rows, bound, space):
     """Move the multipliers to those that meet the bounds as equations; constraints in the way leave."""
     u, aim, a = space.u, space.aim, space.size[0]
     for i in range(a):
         space.products[i] = bound[space.work[i]]
-    _solve(space.inverse, a, space.products, aim)
+    _multiply_inverse(space.inverse, a, space.products, aim)
     while True:
         a, length, blocking = space.size[0], 1.0, -1
         for i in range(a):
@@ -204,7 +204,7 @@ def _settle(rows, bound, space):
         if blocking < 0:
             break
         _leave(space, blocking)
-    _combine(rows, space.work, a, u, space.y)
+    _combine_rows(rows, space.work, a, u, space.y)
 
 
 @summing
@@ -216,8 +216,8 @@ def _enter(rows, space, j, short):
     own = 0.0
     for t in range(len(row)):
         own += row[t] * row[t]
-    _times(rows, space.work, a, row, space.products)
-    _solve(inverse, a, space.products, aim)
+    _multiply_rows(rows, space.work, a, row, space.products)
+    _multiply_inverse(inverse, a, space.products, aim)
     # `aim` is the combination of the working set that comes nearest to the row: adding the row to y and taking so much
     # of the combination away keeps the other equations, and `left` is the squared length of what remains of the row.
     left = own
@@ -243,34 +243,34 @@ def _enter(rows, space, j, short):
         a -= 1
         changes += 1
     # The inverse with one more row: `left` is its Schur complement.
-    _raise(inverse, a, aim, 1 / left)
+    _add_square(inverse, a, aim, 1 / left)
     for i in range(a):
         inverse[a, i] = -aim[i] / left
     inverse[a, a] = 1 / left
     space.work[a], u[a] = j, gained
     space.size[0] = a + 1
-    _combine(rows, space.work, a + 1, u, space.y)
+    _combine_rows(rows, space.work, a + 1, u, space.y)
     return changes
 
 
 @summing
 @no_type_check
-def _refine(rows, bound, space):
+def _refine_multipliers(rows, bound, space):
     """Multipliers that meet the bounds of the working set to the last digits."""
     a = space.size[0]
     for _ in range(_REFINEMENTS):
-        _times(rows, space.work, a, space.y, space.products)
+        _multiply_rows(rows, space.work, a, space.y, space.products)
         for i in range(a):
             space.products[i] = bound[space.work[i]] - space.products[i]
-        _solve(space.inverse, a, space.products, space.aim)
+        _multiply_inverse(space.inverse, a, space.products, space.aim)
         for i in range(a):
             space.u[i] += space.aim[i]
-        _combine(rows, space.work, a, space.u, space.y)
+        _combine_rows(rows, space.work, a, space.u, space.y)
 
 
 @summing
 @no_type_check
-def _rivals(bound, play, slack, least, rivals):
+def _most_violated(bound, play, slack, least, rivals):
     """The constraints in play that are violated most, compared with the worst; how many there are."""
     share, count = _SHARE, _RIVALS + 1
     while count > _RIVALS and share < 0.99:  # too many: only those that are worse
@@ -285,21 +285,21 @@ def _rivals(bound, play, slack, least, rivals):
 
 @summing
 @no_type_check
-def _exchange(rows, bound, play, space, until):
+def _exchange_in_play(rows, bound, play, space, until):
     """Exchange until no row of `play` is violated by more than `until`; returns the changes, or -1: no solution."""
     rivals, slack = np.empty(_RIVALS + 1, dtype=np.intp), np.empty(len(play))
     changes = 0
     while True:
-        _times(rows, play, len(play), space.y, slack)
+        _multiply_rows(rows, play, len(play), space.y, slack)
         least = 0.0
         for i in range(len(play)):
             least = min(least, slack[i] - bound[play[i]])
         if least >= -until:
             return changes
-        count, level = _rivals(bound, play, slack, least, rivals), min(_SHARE * least, -until)
+        count, level = _most_violated(bound, play, slack, least, rivals), min(_SHARE * least, -until)
         while True:
             worst, least = -1, level
-            _times(rows, rivals, count, space.y, slack)
+            _multiply_rows(rows, rivals, count, space.y, slack)
             for i in range(count):
                 if slack[i] - bound[rivals[i]] < least:
                     worst, least = rivals[i], slack[i] - bound[rivals[i]]
@@ -311,7 +311,7 @@ def _exchange(rows, bound, play, space, until):
             changes += more
 
 
-def _search(rows: Float[Array, "k r"], bound: Float[Array, " k"], space: WorkingSet) -> bool:
+def _search_all(rows: Float[Array, "k r"], bound: Float[Array, " k"], space: WorkingSet) -> bool:
     """Bring the working set to the solution; False where there seems to be none, or after many changes.
 
     All rows are looked at whenever the worst violation has fallen to a share; the least satisfied are then in play.
@@ -323,9 +323,9 @@ def _search(rows: Float[Array, "k r"], bound: Float[Array, " k"], space: Working
         slack -= bound
         worst = -slack.item(slack.argmin())
         if worst <= SATISFIED:
-            _refine(rows, bound, space)
+            _refine_multipliers(rows, bound, space)
             return True
-        changes = _exchange(rows, bound, _least(slack, r), space, max(_FALL * worst, SATISFIED / 2))
+        changes = _exchange_in_play(rows, bound, _least_satisfied(slack, r), space, max(_FALL * worst, SATISFIED / 2))
         if changes < 0:
             return False
         left -= max(changes, 1)

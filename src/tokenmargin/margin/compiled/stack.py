@@ -22,7 +22,7 @@ from tokenmargin.margin.compiled.active_set import (
     search_working_set,
     summing,
 )
-from tokenmargin.margin.compiled.result import INFEASIBLE, OUT_OF_RANGE, RAY, SOLVED, UNDECIDED, StackResult
+from tokenmargin.margin.compiled.systems import INFEASIBLE, OUT_OF_RANGE, RAY, SOLVED, UNDECIDED, StackResult
 from tokenmargin.norms import EPS
 
 _SMALLEST, _LARGEST = 1e-280, 1e280  # squared lengths that are neither zero nor spoilt by underflow or overflow
@@ -68,7 +68,7 @@ def _dot(x, y):
 
 @compiled
 @no_type_check
-def _judge(rows, bound, size, space, a, y, table):
+def _measure_residuals(rows, bound, size, space, a, y, table):
     """The residuals of `certificate.kkt_residuals` at `y = rows' u`, and |y|; slacks stay in the workspace."""
     k, r = rows.shape
     slack = space.slack
@@ -94,7 +94,7 @@ def _judge(rows, bound, size, space, a, y, table):
 
 @compiled
 @no_type_check
-def _passes(table):
+def _is_certified(table):
     return table[0] <= TOLERANCE and table[2] <= TOLERANCE and table[3] <= TOLERANCE
 
 
@@ -193,21 +193,21 @@ def _judge_ray(rows, bound, space, a, y, exact):
 def _judge_working_set(rows, bound, size, space, a, y, table):
     """What a working set proves: its solution, after one refinement if need be, or nothing (UNDECIDED)."""
     _combine(rows, space, a, y)
-    norm = _judge(rows, bound, size, space, a, y, table)
-    if not _passes(table):
+    norm = _measure_residuals(rows, bound, size, space, a, y, table)
+    if not _is_certified(table):
         for i in range(a):
             space.aim[i] = -space.slack[space.work[i]]
         correct_multipliers(space, a)
         for i in range(a):
             space.u[i] = max(space.u[i], 0.0)
         _combine(rows, space, a, y)
-        norm = _judge(rows, bound, size, space, a, y, table)
-    return (SOLVED, a, norm) if _passes(table) else (UNDECIDED, 0, np.inf)
+        norm = _measure_residuals(rows, bound, size, space, a, y, table)
+    return (SOLVED, a, norm) if _is_certified(table) else (UNDECIDED, 0, np.inf)
 
 
 @compiled
 @no_type_check
-def _solve(rows, bound, size, space, y, table, exact):
+def _solve_one(rows, bound, size, space, y, table, exact):
     """What was proven, the size of the working set, and the norm of y or the residual of the Farkas vector."""
     inner_products(rows, space.gram)
     for j in range(len(rows)):
@@ -224,7 +224,7 @@ def _solve(rows, bound, size, space, y, table, exact):
 
 @compiled
 @no_type_check
-def _write(answers, b, outcome, space, y, table, lengths, scale):
+def _write_answer(answers, b, outcome, space, y, table, lengths, scale):
     """Write one outcome in the units of its problem: the rows had `lengths`, the bounds were divided by `scale`."""
     code, a, number = outcome
     answers.codes[b] = code
@@ -254,13 +254,13 @@ def _solve_rows(rows, bound, size, start, stop, answers, exact):
     row, one, unit = np.empty((k, r)), np.empty(k), np.empty(k)
     for b in range(start, stop):
         row[:], one[:], unit[:] = rows[b], bound[b], size[b]
-        outcome = _solve(row, one, unit, space, y, table, exact)
-        _write(answers, b, outcome, space, y, table, ones, 1.0)
+        outcome = _solve_one(row, one, unit, space, y, table, exact)
+        _write_answer(answers, b, outcome, space, y, table, ones, 1.0)
 
 
 @compiled
 @no_type_check
-def _pose(tokens, selected, rows, lengths, bound):
+def _pose_rows(tokens, selected, rows, lengths, bound):
     """Rows `k_{i alpha_i} - k_it` over powers of two, and bounds of at most 1; their scale, 0 if out of range."""
     n, T, d = tokens.shape
     j, scale, ordinary = 0, 0.0, True
@@ -309,14 +309,14 @@ def solve_keys(keys, selected, start, stop, answers):
     rows, lengths, bound = np.empty((k, d)), np.empty(k), np.empty(k)
     for b in range(start, stop):
         tokens = keys[b if len(keys) > 1 else 0]
-        scale = _pose(tokens, selected[b], rows, lengths, bound)
+        scale = _pose_rows(tokens, selected[b], rows, lengths, bound)
         if scale == 0:
             answers.codes[b] = OUT_OF_RANGE
             continue
-        outcome = _solve(rows, bound, bound, space, y, table, False)
+        outcome = _solve_one(rows, bound, bound, space, y, table, False)
         if outcome[0] == RAY and _free_of_rounding(tokens) and _small_multiples(rows, space, outcome[1]):
             outcome = (INFEASIBLE, outcome[1], 0.0)
-        _write(answers, b, outcome, space, y, table, lengths, scale)
+        _write_answer(answers, b, outcome, space, y, table, lengths, scale)
 
 
 def solve_stack(
@@ -324,11 +324,19 @@ def solve_stack(
 ) -> StackResult:
     """The answers to a stack of systems (see `certificate.Systems`); `exact` says that their rows are not rounded."""
     answers = StackResult.empty(*rows.shape)
-    _solve_rows(_plain(rows), _plain(bound), _plain(size), 0, len(rows), answers, exact)
+    _solve_rows(
+        _read_only_contiguous(rows),
+        _read_only_contiguous(bound),
+        _read_only_contiguous(size),
+        0,
+        len(rows),
+        answers,
+        exact,
+    )
     return answers
 
 
-def _plain(array: Array) -> Array:
+def _read_only_contiguous(array: Array) -> Array:
     """Contiguous and read-only: one kind of array, so that one compiled version serves all."""
     view = np.ascontiguousarray(array).view()
     view.setflags(write=False)

@@ -1,18 +1,70 @@
-"""Solves stacks of systems. A solver proposes, the certificate decides, and what fails is refined or refuted singly.
+"""Stacks of systems: a solver proposes, the certificate decides, and what fails is refined or refuted singly.
 
-Many small systems go through the compiled search of `stack`; few, large or tied ones go through daqp.
+Many small systems go through the compiled search of `stack`; few, large or tied ones go through daqp, one by one.
+Compiled code writes into the arrays of `StackResult`, and what is kept of it on disk names this module: where it moves,
+numba cannot read what an earlier version left there.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import Systems
-from tokenmargin.margin.compiled.result import RAY, UNDECIDED, StackResult
+from tokenmargin.margin.certificate import TOLERANCE, Systems
 from tokenmargin.margin.single.proposals import many_can_wait, propose_from_many, shortest_vector
 from tokenmargin.margin.single.refine import infeasibility_proof, refine_or_refute, residuals_of
+
+UNDECIDED, SOLVED, INFEASIBLE, OUT_OF_RANGE, RAY = 0, 1, 2, 3, 4
+"""What compiled code knows of a system; out of range are rows whose squared length is no ordinary number.
+
+A ray is a Farkas vector that only exact arithmetic can judge: its rows span less than the whole space.
+"""
+
+
+class StackResult(NamedTuple):
+    """Multipliers and vector of each system, or a Farkas vector, with the residuals that judge them.
+
+    - `codes`: what compiled code found, as above; undecided where it was not asked.
+    - `vectors`, `norms`: the vectors that were judged, and their lengths.
+    - `residuals`: primal, dual, complementarity and gap in the units of `Certificate`; last that of the Farkas vector,
+      which is 0 where it is proven and infinite where there is none.
+    - `tolerance`: largest residual with which a vector is called the solution.
+    """
+
+    codes: Int[Array, " B"]
+    vectors: Float[Array, "B r"]
+    norms: Float[Array, " B"]
+    multipliers: Float[Array, "B k"]
+    farkas: Float[Array, "B k"]
+    residuals: Float[Array, "B 5"]
+    tolerance: float = TOLERANCE
+
+    @classmethod
+    def empty(cls, B: int, k: int, r: int, *, tolerance: float = TOLERANCE) -> StackResult:
+        """Nothing decided yet: zeros, and infinite residuals."""
+        return cls(
+            codes=np.full(B, UNDECIDED, dtype=np.intp),
+            vectors=np.zeros((B, r)),
+            norms=np.zeros(B),
+            multipliers=np.zeros((B, k)),
+            farkas=np.zeros((B, k)),
+            residuals=np.full((B, 5), np.inf),
+            tolerance=tolerance,
+        )
+
+    @property
+    def optimal(self) -> Bool[Array, " B"]:
+        """Which vectors are proven to be the solution."""
+        return np.maximum.reduce(self.residuals[:, :4], axis=1) <= self.tolerance
+
+    @property
+    def infeasible(self) -> Bool[Array, " B"]:
+        """Which systems are proven to have no solution."""
+        return self.residuals[:, 4] == 0
+
 
 FEW, MANY = 16, 100
 """Systems from which compiled code is worth loading, and constraints up to which it is worth using."""
@@ -87,13 +139,6 @@ def in_fewer_dimensions(rows: Float[Array, "B k r"]) -> Float[Array, "B k s"]:
     try:
         return np.linalg.cholesky(np.matmul(rows, rows.transpose(0, 2, 1)))
     except np.linalg.LinAlgError:
-        return _by_qr(rows)
-
-
-def _by_qr(rows: Float[Array, "B k r"]) -> Float[Array, "B k s"]:
-    """Rows with the same inner products in at most k dimensions, to full accuracy: R' of their QR factorisation."""
-    _, k, r = rows.shape
-    if r <= k:
-        return rows
-    triangle = np.asarray(np.linalg.qr(rows.transpose(0, 2, 1), mode="r"))
-    return np.ascontiguousarray(triangle.transpose(0, 2, 1))
+        # Dependent rows: to full accuracy, R' of their QR factorisation.
+        triangle = np.asarray(np.linalg.qr(rows.transpose(0, 2, 1), mode="r"))
+        return np.ascontiguousarray(triangle.transpose(0, 2, 1))

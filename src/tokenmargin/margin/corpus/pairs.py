@@ -176,17 +176,17 @@ def transitive_reduction(pairs: RowPairs, rows: int) -> ReducedPairs:
     >>> transitive_reduction(every, 3).numbers  # 0 before 1 and 1 before 2 imply 0 before 2
     array([0, 2])
     """
-    order = _order(pairs, rows)
+    order = _as_relation(pairs, rows)
     itself = np.repeat(order.heads, np.diff(order.starts)) == order.rivals
     if itself.any():  # a row before one it is tied with
         return ReducedPairs(order.numbers[[int(itself.argmax())]], cyclic=True)
-    sequence = _topological(order)
+    sequence = _topological_order(order)
     if len(sequence) < len(order.heads):
-        return ReducedPairs(order.numbers[_cycle(order, sequence)], cyclic=True)
-    return ReducedPairs(np.sort(order.numbers[_covers(order, sequence)]), cyclic=False)
+        return ReducedPairs(order.numbers[_find_cycle(order, sequence)], cyclic=True)
+    return ReducedPairs(np.sort(order.numbers[_irreplaceable_edges(order, sequence)]), cyclic=False)
 
 
-def _order(pairs: RowPairs, rows: int) -> _Order:
+def _as_relation(pairs: RowPairs, rows: int) -> _Order:
     """The pairs as a relation between nodes; tied rows are one node."""
     if not len(pairs.ties):
         return _Order(pairs.heads, pairs.starts, pairs.rivals, np.arange(len(pairs)), rows)
@@ -202,7 +202,7 @@ def _order(pairs: RowPairs, rows: int) -> _Order:
     return _Order(heads, np.concatenate([[0], np.cumsum(counts)]), edges % rows, numbers, rows)
 
 
-def _topological(order: _Order) -> list[int]:
+def _topological_order(order: _Order) -> list[int]:
     """Places of the heads, each before those it precedes; those in or below a cycle are missing."""
     place = np.full(order.nodes, -1)
     place[order.heads] = np.arange(len(order.heads))
@@ -219,7 +219,7 @@ def _topological(order: _Order) -> list[int]:
     return sequence
 
 
-def _cycle(order: _Order, sequence: list[int]) -> Int[Array, " c"]:
+def _find_cycle(order: _Order, sequence: list[int]) -> Int[Array, " c"]:
     """Edges of a cycle among the heads that have no place in the sequence: each of them has one above it."""
     from scipy.sparse import csr_array
 
@@ -238,7 +238,7 @@ def _cycle(order: _Order, sequence: list[int]) -> Int[Array, " c"]:
     return np.array(path[seen[at] :])
 
 
-def _covers(order: _Order, sequence: list[int]) -> Bool[Array, " k"]:
+def _irreplaceable_edges(order: _Order, sequence: list[int]) -> Bool[Array, " k"]:
     """Which edges no chain of others replaces: from the last head up, with all that each one precedes."""
     rank = np.full(order.nodes, len(sequence))
     rank[order.heads[sequence]] = np.arange(len(sequence))

@@ -88,7 +88,7 @@ def _by_rows(rows: Differences, weights: Float[Array, " k"]) -> Iterator[_Solve]
         return root * solve(root * right)
 
     for ridge in _RIDGES:
-        yield partial(step, _factor(gram, ridge))
+        yield partial(step, _factor_with_ridge(gram, ridge))
 
 
 def _by_columns(rows: Differences, weights: Float[Array, " k"]) -> Iterator[_Solve]:
@@ -99,7 +99,7 @@ def _by_columns(rows: Differences, weights: Float[Array, " k"]) -> Iterator[_Sol
         return weights * rows.times(solve(solve(rows.adjoint(weights * right))))
 
     for ridge in _RIDGES:
-        yield partial(step, _factor(matrix, ridge))
+        yield partial(step, _factor_with_ridge(matrix, ridge))
 
 
 def polish_farkas(rows: Differences, multipliers: Float[Array, " k"]) -> Proposal:
@@ -112,7 +112,7 @@ def polish_farkas(rows: Differences, multipliers: Float[Array, " k"]) -> Proposa
     for floor in _FLOORS:
         which = np.flatnonzero(multipliers > floor * multipliers.max())
         some, kept = rows.only(which), multipliers[which]
-        solve, weights = _factor(some.covariance(kept), _RIDGES[0]), kept
+        solve, weights = _factor_with_ridge(some.covariance(kept), _RIDGES[0]), kept
         for _ in range(3):
             weights = weights - kept * some.times(solve(some.adjoint(weights)))
         if weights.min() < 0:
@@ -126,7 +126,7 @@ def polish_farkas(rows: Differences, multipliers: Float[Array, " k"]) -> Proposa
     return Proposal(best, None)
 
 
-def _factor(matrix: Float[Array, "n n"], ridge: float) -> _Solve:
+def _factor_with_ridge(matrix: Float[Array, "n n"], ridge: float) -> _Solve:
     """Solves with a matrix, given by its lower triangle, whose diagonal is first multiplied by `1 + ridge`.
 
     Where rounding leaves no factorisation the ridge grows, tenfold each time.

@@ -19,9 +19,8 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import farkas_residual, normalised_systems
 from tokenmargin.margin.compiled.systems import solve_systems
-from tokenmargin.margin.corpus.cutting_planes import cutting_planes
-from tokenmargin.margin.corpus.interior_point import interior_point
 from tokenmargin.margin.corpus.pairs import Differences, Proposal, RowPairs, transitive_reduction
+from tokenmargin.margin.corpus.routes import cutting_planes, interior_point
 from tokenmargin.margin.single.refine import infeasibility_proof
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.norms import AbstractNorm, LpNorm, as_norm
@@ -177,7 +176,7 @@ class PairCertifier:
         logits, squared = self.vectors @ p, float(p @ p)
         apart = np.abs(logits[self.pairs.ties[:, 0]] - logits[self.pairs.ties[:, 1]]).max(initial=0.0)
         combined = rows.combination(multipliers)
-        combined = combined - self._across(combined)
+        combined = combined - self._part_of_ties(combined)
         slack = rows.times(p) - 1
         bound = float(multipliers.sum() / np.linalg.norm(combined))
         return Certificate(
@@ -187,7 +186,7 @@ class PairCertifier:
             gap=max(0.0, 1 - bound / squared**0.5),
         )
 
-    def _across(self, y: Float[Array, " d"]) -> Float[Array, " d"]:
+    def _part_of_ties(self, y: Float[Array, " d"]) -> Float[Array, " d"]:
         """What the ties can add to a combination of rows, as their multipliers make it."""
         first, second = self.pairs.ties.T
         return np.asarray(self.ties.multipliers(y) @ (self.vectors[first] - self.vectors[second]))
@@ -196,7 +195,7 @@ class PairCertifier:
         """Infeasible where a combination of the constraints is proven to be zero, else inaccurate by its residual."""
         pairs = np.stack([self.pairs.plus(numbers), self.pairs.rivals[numbers]], axis=1)
         found = Proposal(weights / weights.sum(), None)
-        if not self._coefficients(pairs, weights).any():  # tokens cancel, wherever they are
+        if not self._token_coefficients(pairs, weights).any():  # tokens cancel, wherever they are
             return self._solution("infeasible", found, numbers, Certificate(farkas=0.0))
         ties = self.pairs.ties
         plus, minus = self.given[np.concatenate([pairs, ties]).T]
@@ -213,7 +212,7 @@ class PairCertifier:
         weights = (proven / systems.lengths[0])[: len(pairs)]
         return self._solution("infeasible", Proposal(weights / weights.sum(), None), numbers, Certificate(farkas=0.0))
 
-    def _coefficients(self, pairs: Int[Array, "a 2"], weights: Float[Array, " a"]) -> Float[Array, " m"]:
+    def _token_coefficients(self, pairs: Int[Array, "a 2"], weights: Float[Array, " a"]) -> Float[Array, " m"]:
         """What the combination of rows takes of every token."""
         m = len(self.vectors)
         return np.bincount(pairs[:, 0], weights, m) - np.bincount(pairs[:, 1], weights, m)

@@ -74,7 +74,7 @@ class _Walk:
             return
         j = len(prefix)
         if j == self.problem.n:
-            self._leaf(prefix)
+            self._decide_selection(prefix)
             yield
             return
         if j and self._is_ruled_out(prefix):
@@ -95,7 +95,7 @@ class _Walk:
         self.tally.solves += 1
         return solve(whole.only(kept)).status == "infeasible"
 
-    def _leaf(self, selected: Int[Array, " n"]) -> None:
+    def _decide_selection(self, selected: Int[Array, " n"]) -> None:
         """Solve and record one selection."""
         self.tally.solves += 1
         around = self.problem.around(selected)

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.normed.polish import holding_constraints
+from tokenmargin.margin.normed.faces import holding_constraints
 from tokenmargin.norms import SchattenNorm
 
 Proposal: TypeAlias = tuple[Float[Array, " r"], Float[Array, " k"]]
@@ -139,7 +139,7 @@ def _iterate_spectral(
     w, t, X = np.zeros((a, b)), 1.0, np.eye(a + b) / (a + b)
     m, s = np.where(tied, 0.0, 1.0 / k), np.where(tied, 0.0, 1.0)
     for _ in range(_ROUNDS):
-        S = _blocks(t, w)
+        S = _block_matrix(t, w)
         short = flat @ w.ravel() - bound - s
         off, one = -2 * X[:a, a:] - (m @ flat).reshape(a, b), 1 - np.trace(X)
         gap = float(np.sum(X * S) + s @ m)
@@ -151,10 +151,10 @@ def _iterate_spectral(
         stiff = np.where(tied, 1e10 * np.abs(m).max(), np.divide(m, s, out=np.ones(k), where=free))
         bent = _symmetric(X @ Z)
         system = np.zeros((a * b + 1, a * b + 1))
-        system[:-1, :-1] = _kronecker(X, Z, a) + (flat.T * stiff) @ flat
+        system[:-1, :-1] = _operator_matrix(X, Z, a) + (flat.T * stiff) @ flat
         system[-1, :-1] = system[:-1, -1] = 2 * bent[:a, a:].ravel()
         system[-1, -1] = np.trace(bent)
-        solve = _factor(system)
+        solve = _refined_solver(system)
         mean = gap / (a + b + free.sum())
         second, change, centre = np.zeros_like(X), -s * m, 0.0
         for corrected in range(2):
@@ -163,14 +163,14 @@ def _iterate_spectral(
             asked = 2 * lead[:a, a:].ravel() + pushed @ flat - off.ravel()
             step = solve(np.append(asked, np.trace(lead) - one))
             dw, dt = step[:-1].reshape(a, b), float(step[-1])
-            dS = _blocks(dt, dw)
+            dS = _block_matrix(dt, dw)
             dX = _symmetric(lead - X @ dS @ Z)
             moved = flat @ dw.ravel()
             ds = np.where(tied, 0.0, moved + short)
             dm = pushed - stiff * moved
-            of_X, of_S = _longest(factors, dX, dS)
-            forward = min(1.0, _NEAR * min(of_S, _longest_vector(s, ds, free)))
-            backward = min(1.0, _NEAR * min(of_X, _longest_vector(m, dm, free)))
+            of_X, of_S = _longest_steps(factors, dX, dS)
+            forward = min(1.0, _NEAR * min(of_S, _longest_vector_step(s, ds, free)))
+            backward = min(1.0, _NEAR * min(of_X, _longest_vector_step(m, dm, free)))
             if not corrected:
                 after = np.sum((X + backward * dX) * (S + forward * dS)) + (s + forward * ds) @ (m + backward * dm)
                 centre = mean * max(after / gap, 0.0) ** 3
@@ -223,6 +223,8 @@ def _newton_at_rank(
     held = core[active]
     for _ in range(_NEWTON):
         G, on_b, on_a = np.tensordot(m, core, axes=1), held @ B, held.transpose(0, 2, 1) @ A
+        # The unknowns are A row by row, B row by row, then the active multipliers. Column t of A stands at every r-th
+        # place from t on, that of B likewise from a r + t on: `G dB - dA` couples the two, column by column.
         system = np.diag(np.r_[np.full((a + b) * r, _SHIFT - 1.0), np.full(len(active), _SHIFT)])
         for t in range(r):
             system[t : a * r : r, a * r + t : (a + b) * r : r] = G
@@ -277,9 +279,9 @@ def _outer_factors(core: Float[Array, "k a b"]) -> tuple[Float[Array, "k a"], Fl
     return (u, v) if np.abs(core - u[:, :, None] * v[:, None, :]).max() <= 1e-13 * np.abs(core).max() else None
 
 
-def _kronecker(X: Float[Array, "n n"], Z: Float[Array, "n n"], a: int) -> Float[Array, "c c"]:
+def _operator_matrix(X: Float[Array, "n n"], Z: Float[Array, "n n"], a: int) -> Float[Array, "c c"]:
     """`X11 W Z22 + Z11 W X22 + X12 W' Z12 + Z12 W' X12` as a matrix on W row by row."""
-    (X11, X12, X22), (Z11, Z12, Z22) = _parts(X, a), _parts(Z, a)
+    (X11, X12, X22), (Z11, Z12, Z22) = _split_blocks(X, a), _split_blocks(Z, a)
     # Entry (i, j), (l, m) by broadcasting, which costs a fraction of np.kron on small matrices.
     out = X11[:, None, :, None] * Z22[None, :, None, :]
     out += Z11[:, None, :, None] * X22[None, :, None, :]
@@ -288,11 +290,11 @@ def _kronecker(X: Float[Array, "n n"], Z: Float[Array, "n n"], a: int) -> Float[
     return out.reshape(X12.size, X12.size)
 
 
-def _parts(matrix: Float[Array, "n n"], a: int) -> tuple[Array, Array, Array]:
+def _split_blocks(matrix: Float[Array, "n n"], a: int) -> tuple[Array, Array, Array]:
     return matrix[:a, :a], matrix[:a, a:], matrix[a:, a:]
 
 
-def _blocks(t: float, w: Float[Array, "a b"]) -> Float[Array, "n n"]:
+def _block_matrix(t: float, w: Float[Array, "a b"]) -> Float[Array, "n n"]:
     a, b = w.shape
     matrix = np.eye(a + b) * t
     matrix[:a, a:], matrix[a:, :a] = w, w.T
@@ -316,7 +318,7 @@ def _inverse_factors(*matrices: Float[Array, "n n"]) -> Float[Array, "2 n n"]:
     return inverse
 
 
-def _factor(matrix: Float[Array, "n n"]) -> Callable[[Array], Array]:
+def _refined_solver(matrix: Float[Array, "n n"]) -> Callable[[Array], Array]:
     """Solves with a square matrix, each time with two steps of refinement."""
     from scipy.linalg.lapack import dgetrf, dgetrs  # loaded when it is needed; by hand, without the checks
 
@@ -333,7 +335,7 @@ def _factor(matrix: Float[Array, "n n"]) -> Callable[[Array], Array]:
     return solve
 
 
-def _longest(factors: Float[Array, "2 n n"], *changes: Float[Array, "n n"]) -> list[float]:
+def _longest_steps(factors: Float[Array, "2 n n"], *changes: Float[Array, "n n"]) -> list[float]:
     """The largest steps that keep matrices positive semidefinite, by the factors of their inverses."""
     from scipy.linalg.lapack import dsyevd
 
@@ -342,6 +344,6 @@ def _longest(factors: Float[Array, "2 n n"], *changes: Float[Array, "n n"]) -> l
     return [-1 / value if value < 0 else 1e10 for value in least]
 
 
-def _longest_vector(x: Float[Array, " k"], dx: Float[Array, " k"], free: Bool[Array, " k"]) -> float:
+def _longest_vector_step(x: Float[Array, " k"], dx: Float[Array, " k"], free: Bool[Array, " k"]) -> float:
     steepest = (dx[free] / x[free]).min(initial=0.0).item()
     return -1 / steepest if steepest < 0 else 1e10

@@ -55,9 +55,9 @@ def run_rounds(u, v, core, bound, tied, state, rounds, enough):
         free += not tied[j]
     for _ in range(rounds):
         G[:] = np.dot(m, flat).reshape(a, b)
-        if not _inverse(G, least, Z):
+        if not _invert_blocks(G, least, Z):
             return False
-        short = _upper(flat, X, a, b)
+        short = _corner_products(flat, X, a, b)
         gap, value, off = 0.0, 0.0, 0.0
         for i in range(n):
             value += X[i, i]
@@ -68,7 +68,7 @@ def run_rounds(u, v, core, bound, tied, state, rounds, enough):
             off = max(off, abs(short[j]))
         if gap <= enough * value and off <= enough:
             return True
-        _schur(u, v, core, X, Z, schur)
+        _schur_complement(u, v, core, X, Z, schur)
         for j in range(k):
             if not tied[j]:
                 over[j] = 1 / m[j]
@@ -83,7 +83,7 @@ def run_rounds(u, v, core, bound, tied, state, rounds, enough):
                     lead[i, j] = centre * Z[i, j] - X[i, j]
                     if corrected:
                         lead[i, j] -= second[i, j]
-            pull = _upper(flat, lead, a, b)
+            pull = _corner_products(flat, lead, a, b)
             for j in range(k):
                 old[j] = short[j] + change[j] * over[j] - pull[j]
                 dm[j] = old[j]
@@ -102,8 +102,8 @@ def run_rounds(u, v, core, bound, tied, state, rounds, enough):
                     dX[i, j] = dX[j, i] = (lead[i, j] + lead[j, i] - moved[i, j] - moved[j, i]) / 2
             for j in range(k):
                 ds[j] = (change[j] - s[j] * dm[j]) * over[j]
-            forward = _step(X, dX, test, min(1.0, _NEAR * longest_step(s, ds)), False)
-            backward = _step(G, D, least, min(1.0, _NEAR * longest_multiplier_step(tied, m, dm)), True)
+            forward = _step_inside(X, dX, test, min(1.0, _NEAR * longest_step(s, ds)), False)
+            backward = _step_inside(G, D, least, min(1.0, _NEAR * longest_multiplier_step(tied, m, dm)), True)
             if corrected == 0:
                 after = 0.0
                 for i in range(n):
@@ -133,7 +133,7 @@ def run_rounds(u, v, core, bound, tied, state, rounds, enough):
 
 @summing
 @no_type_check
-def _upper(flat, matrix, a, b):
+def _corner_products(flat, matrix, a, b):
     """`2 <M_j, matrix_12>`, for all j."""
     part = np.empty(a * b)
     for i in range(a):
@@ -144,7 +144,7 @@ def _upper(flat, matrix, a, b):
 
 @summing
 @no_type_check
-def _positive(matrix):
+def _has_cholesky_factor(matrix):
     """Whether a matrix has a Cholesky factor, which takes its place below the diagonal."""
     n = len(matrix)
     for i in range(n):
@@ -164,11 +164,11 @@ def _positive(matrix):
 
 @summing
 @no_type_check
-def _inverse(G, least, Z):
+def _invert_blocks(G, least, Z):
     """The inverse of `[[I, -G], [-G', I]]`, by that of `I - G G'`; False where it is not positive."""
     a, b = G.shape
-    _remainder(G, G, 0.0, least)
-    if not _positive(least):
+    _identity_less_square(G, G, 0.0, least)
+    if not _has_cholesky_factor(least):
         return False
     column = np.empty(a)
     for j in range(a):
@@ -193,7 +193,7 @@ def _inverse(G, least, Z):
 
 @summing
 @no_type_check
-def _remainder(G, D, step, out):
+def _identity_less_square(G, D, step, out):
     """`I - (G + step D) (G + step D)'`, below the diagonal."""
     a, b = G.shape
     for i in range(a):
@@ -206,18 +206,18 @@ def _remainder(G, D, step, out):
 
 @summing
 @no_type_check
-def _step(X, dX, test, most, dual):
+def _step_inside(X, dX, test, most, dual):
     """A share of the longest step, at most `most`, that keeps X positive; or S, if X and dX are its part that moves."""
     low, high = 0.0, most / _NEAR
     for t in range(_TRIES):
         step = high if t == 0 else (low + high) / 2
         if dual:
-            _remainder(X, dX, step, test)
+            _identity_less_square(X, dX, step, test)
         else:
             for i in range(len(X)):
                 for j in range(i + 1):
                     test[i, j] = X[i, j] + step * dX[i, j]
-        if _positive(test):
+        if _has_cholesky_factor(test):
             low = step
             if t == 0:
                 break
@@ -230,7 +230,7 @@ def _step(X, dX, test, most, dual):
 
 @summing
 @no_type_check
-def _schur(u, v, core, X, Z, out):
+def _schur_complement(u, v, core, X, Z, out):
     """`<M_j, X11 M_l Z22 + Z11 M_l X22 + X12 M_l' Z12 + Z12 M_l' X12>`."""
     k, a, b = core.shape
     X11, X12, X22 = X[:a, :a].copy(), X[:a, a:].copy(), X[a:, a:].copy()

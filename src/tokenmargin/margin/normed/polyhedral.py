@@ -62,7 +62,7 @@ def interior_point(rows, bound, tied, common):
     scaled, matrix = (np.empty((k, r)), np.empty((k, k))) if by_rows else (np.empty((r, k)), np.empty((r, r)))
     kept_x, kept_m, reached = np.zeros(r), np.zeros(k), np.inf
     for _ in range(_ROUNDS):
-        worst, gap = _residuals(rows, bound, common, y, z)
+        worst, gap = _measure_residuals(rows, bound, common, y, z)
         if not worst < 1e30 or (reached < _GOOD and worst > 0.5 * reached) or worst > 1e8 * reached:
             break
         if worst < reached:
@@ -73,7 +73,7 @@ def interior_point(rows, bound, tied, common):
                 kept_m[j] = z[M, j]
         if worst < _ENOUGH:
             break
-        total, stiff = _coefficients(tied, common, by_rows, y, z)
+        total, stiff = _set_coefficients(tied, common, by_rows, y, z)
         if by_rows:
             step_system(rows, y[INV], scaled, matrix)
             matrix_product(rows, y[TILT], z[ASK])
@@ -82,7 +82,7 @@ def interior_point(rows, bound, tied, common):
         _complete_matrix(matrix, common, by_rows, total, stiff, y, z)
         cholesky(matrix)
         for corrected in range(2):
-            _direction(rows, tied, common, by_rows, matrix, total, stiff, worst < _FINE, y, z)
+            _find_direction(rows, tied, common, by_rows, matrix, total, stiff, worst < _FINE, y, z)
             forward = min(longest_step(y[U], y[DU]), longest_step(y[V], y[DV]), longest_step(z[S], z[DS]))
             backward = min(
                 longest_step(y[A], y[DA]), longest_step(y[C], y[DC]), longest_multiplier_step(tied, z[M], z[DM])
@@ -95,7 +95,7 @@ def interior_point(rows, bound, tied, common):
 
 @summing
 @no_type_check
-def _residuals(rows, bound, common, y, z):
+def _measure_residuals(rows, bound, common, y, z):
     """Of the constraints, of the equations in x and t; the largest, relatively, and the sum of the products."""
     matrix_product(rows, y[X], z[RS])
     adjoint_product(rows, z[M], y[RX])
@@ -124,7 +124,7 @@ def _residuals(rows, bound, common, y, z):
 
 @summing
 @no_type_check
-def _coefficients(tied, common, by_rows, y, z):
+def _set_coefficients(tied, common, by_rows, y, z):
     """Fills in the coefficients of the linear system; returns the sums that its part of rank one needs."""
     total, stiff = 0.0, 0.0
     for i in range(y.shape[1]):
@@ -153,7 +153,7 @@ def _complete_matrix(matrix, common, by_rows, total, stiff, y, z):
 
 @summing
 @no_type_check
-def _direction(rows, tied, common, by_rows, matrix, total, stiff, fine, y, z):
+def _find_direction(rows, tied, common, by_rows, matrix, total, stiff, fine, y, z):
     """What changes the products by `WU`, `WV`, `WS` and removes the residuals."""
     k, r = rows.shape
     lead = -y[RT, 0]
@@ -176,7 +176,7 @@ def _direction(rows, tied, common, by_rows, matrix, total, stiff, fine, y, z):
             if common:
                 y[START, i] += y[TILT, i] * (pull + lead) / stiff
         step_by_rows(rows, matrix, z[ASK], y[START], z[DM], y[DX])
-        _by_multipliers(common, y, stiff)
+        _follow_multipliers(common, y, stiff)
         if fine:  # the system is nearly singular by now: once more, for what is missing
             matrix_product(rows, y[DX], z[MORE])
             for j in range(k):
@@ -185,7 +185,7 @@ def _direction(rows, tied, common, by_rows, matrix, total, stiff, fine, y, z):
             for j in range(k):
                 z[DM, j] += z[MORE, j]
             adjoint_product(rows, z[DM], y[DX])
-            _by_multipliers(common, y, stiff)
+            _follow_multipliers(common, y, stiff)
         slack_changes(tied, z[S], z[M], z[WS], z[DM], z[DS])
         return
     step_by_coordinates(rows, matrix, z[RATIO], z[ASK], y[START], z[DM], y[DX])
@@ -201,7 +201,7 @@ def _direction(rows, tied, common, by_rows, matrix, total, stiff, fine, y, z):
 
 @summing
 @no_type_check
-def _by_multipliers(common, y, stiff):
+def _follow_multipliers(common, y, stiff):
     """The changes of coordinates, slacks and multipliers that go with `rows' dm`, which stands in `DX`.
 
     `da - dc` is what the equation in x asks for, to the last digit: written so, the stiff coordinates lose none.

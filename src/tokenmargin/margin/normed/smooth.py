@@ -51,7 +51,7 @@ def smooth_interior_point(rows, bound, tied, p, by_rows, enough):
     scaled, matrix = (np.empty((k, r)), np.empty((k, k))) if by_rows else (np.empty((r, k)), np.empty((r, r)))
     kept_x, kept_m, reached, idle = np.zeros(r), np.zeros(k), np.inf, 0
     for _ in range(_ROUNDS):
-        worst, gap = _state(rows, bound, p, y, z)
+        worst, gap = _measure_residuals(rows, bound, p, y, z)
         idle = 0 if worst < 0.8 * reached else idle + 1
         if not worst < 1e30 or (reached < _GOOD and idle > 2) or (reached < _FAIR and idle > 6):
             break
@@ -79,7 +79,7 @@ def smooth_interior_point(rows, bound, tied, p, by_rows, enough):
         cholesky(matrix)
         mean = gap / max(k - free, 1)
         for corrected in range(2):
-            _direction(rows, tied, by_rows, matrix, kappa, y, z)
+            _find_direction(rows, tied, by_rows, matrix, kappa, y, z)
             step = min(longest_step(z[S], z[DS]), longest_multiplier_step(tied, z[M], z[DM]))
             if corrected == 0:
                 _correct_products(tied, gap, mean, min(1.0, step), z)
@@ -90,7 +90,7 @@ def smooth_interior_point(rows, bound, tied, p, by_rows, enough):
 @summing
 @no_type_check
 def newton_on_active(rows, bound, p, x, m):
-    """For p < 2, in place: the constraints with multipliers made equalities, as `polish._newton` does."""
+    """For p < 2, in place: the constraints with multipliers made equalities, as `faces._newton` does."""
     k, r = rows.shape
     a = 0
     for j in range(k):
@@ -169,7 +169,7 @@ def _gradient(x, p, out):
 
 @summing
 @no_type_check
-def _state(rows, bound, p, y, z):
+def _measure_residuals(rows, bound, p, y, z):
     """Residuals of constraints and of the gradient; the largest, relatively, and the gap."""
     adjoint_product(rows, z[M], y[G])
     if p < 2:
@@ -218,7 +218,7 @@ def _curvature(p, by_rows, y):
 
 @summing
 @no_type_check
-def _direction(rows, tied, by_rows, matrix, kappa, y, z):
+def _find_direction(rows, tied, by_rows, matrix, kappa, y, z):
     """What changes the products by `WS` and removes the residuals, to first order."""
     k, r = rows.shape
     for j in range(k):

@@ -1,8 +1,12 @@
-"""Max-margin problems in any norm: a method for that norm proposes, the certificate decides.
+"""Max-margin problems in any norm: a method for that norm proposes, one certificate decides for all.
 
 l1 and linf: our interior-point method, then HiGHS. lp: an interior-point method for smooth norms. Nuclear and spectral:
 one for matrices (`conic`). A norm of the user's own: the user's proposal. Infeasibility does not depend on the norm: it
 is the Euclidean problem's, with its exact proof.
+
+`min |x|` under `rows x >= bound` is at least `bound' m / |rows' m|_*` for every `m >= 0`, whatever the norm: for a
+feasible x, `bound' m <= <rows' m, x> <= |rows' m|_* |x|`. So a feasible vector is an upper bound, multipliers are a
+lower one, and where the two meet both are optimal, whoever proposed them. Rounding is counted against the claim.
 """
 
 from __future__ import annotations
@@ -13,21 +17,95 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import Systems, rescale_exactly
+from tokenmargin.margin.certificate import TOLERANCE, Systems, rescale_exactly
 from tokenmargin.margin.constraints import Constraints, row_constraints
-from tokenmargin.margin.normed.certificate import CertifiedVector, judge_proposal
 from tokenmargin.margin.normed.conic import Proposal, matrix_proposals
-from tokenmargin.margin.normed.faces import Face
-from tokenmargin.margin.normed.polish import fit_multipliers_nearby, polish_at_vertex, polish_proposal, trim_proposal
+from tokenmargin.margin.normed.faces import (
+    Face,
+    fit_multipliers_nearby,
+    polish_at_vertex,
+    polish_proposal,
+    trim_proposal,
+)
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import EPS, AbstractNorm, CustomNorm, LpNorm, SchattenNorm, as_norm
 from tokenmargin.problem.geometry import Coordinates
+
+GAP = 1e-9
+"""Largest relative gap with which an answer is called optimal."""
+MATRIX_GAP = 1e-8
+"""The same for norms of singular values."""
+
+
+class CertifiedVector(NamedTuple):
+    """A vector and multipliers with `|rows' multipliers|_* = |vector|`, and what they prove.
+
+    - `gap`: no feasible vector is shorter by more than this share, in exact arithmetic; infinite if nothing is proven.
+    - `primal`: largest violation of a constraint that scaling cannot help: an equality, or one whose bound is zero.
+    """
+
+    vector: Float[Array, " r"]
+    multipliers: Float[Array, " k"]
+    norm: float
+    gap: float
+    primal: float
+
+    @property
+    def residual(self) -> float:
+        """What decides between two proposals."""
+        return max(self.gap, self.primal)
+
+    def passes(self, norm: AbstractNorm) -> bool:
+        """Whether this is called optimal."""
+        return self.gap <= gap_tolerance(norm) and self.primal <= TOLERANCE
+
+
+def gap_tolerance(norm: AbstractNorm) -> float:
+    """Largest relative gap with which an answer in this norm is called optimal."""
+    return MATRIX_GAP if isinstance(norm, SchattenNorm) else GAP
+
+
+def judge_proposal(
+    one: Systems, norm: AbstractNorm, vector: Float[Array, " r"], multipliers: Float[Array, " k"]
+) -> CertifiedVector:
+    """What a proposal proves about the first system of a stack, once scaled.
+
+    An inner product of r terms, each a rounded difference times a rounded number, is off by at most `(r + 4) eps` times
+    the sum of its terms' sizes; a combination of a rows, coordinate by coordinate, by `(a + 4) eps` times theirs.
+    """
+    rows, bound = one.rows[0], one.bound[0]
+    k, r = rows.shape
+    tied = np.zeros(k, dtype=bool) if one.equality is None else one.equality
+    nothing = CertifiedVector(np.zeros(r), np.zeros(k), 0.0, np.inf, np.inf)
+    if not (np.isfinite(vector).all() and np.isfinite(multipliers).all() and vector.any()):
+        return nothing
+    size = np.abs(rows)
+    reached = rows @ vector
+    surely = reached - (r + 4) * EPS * (size @ np.abs(vector))
+    asks = (bound > 0) & ~tied
+    if not (asks.any() and (surely[asks] > 0).all()):
+        return nothing
+    factor = float((bound[asks] / surely[asks]).max()) * (1 + 4 * EPS)
+    x, reached, surely = vector * factor, reached * factor, surely * factor
+    upper = float(norm.value(x)) * (1 + norm.rounding(r))
+    short = np.where(tied, np.abs(reached - bound) + (reached - surely), np.where(asks, 0.0, -surely))
+    primal = max(0.0, float((short / one.size[0]).max()))
+    m = np.where(tied, multipliers, np.maximum(multipliers, 0.0))
+    weights = np.abs(m)
+    blur = (np.count_nonzero(m) + 4) * EPS * (weights @ size)
+    dual = float(norm.dual_value(m @ rows)) * (1 + norm.rounding(r)) + norm.dual_bound(blur)
+    gained = float(bound @ m) - (k + 2) * EPS * float(bound @ weights)
+    if not (0 < dual < np.inf and gained > 0 and 0 < upper < np.inf):
+        return CertifiedVector(x, np.zeros(k), upper, np.inf, primal)
+    return CertifiedVector(x, m * (upper / dual), upper, abs(1 - gained / dual / upper), primal)
+
 
 _WIDE = 600  # size up to which the larger linear system is worth trying
 _SPREAD = 1e3  # ratio of lengths, and of bounds, up to which rows need no scaling of their own
@@ -73,16 +151,16 @@ def solve_in_norm(constraints: Constraints, norm: AbstractNorm | str = "l2") -> 
         return replace(solve(constraints), norm=chosen, shape=shape)
     systems = _well_scaled(constraints) or constraints.systems()
     proposals: list[Proposal] = []
-    best = _at_once(systems, chosen)
+    best = _solve_at_once(systems, chosen)
     if best is None:
-        best, proposals = _best(systems, chosen, _proposals(systems, chosen))
+        best, proposals = _best_proposal(systems, chosen, _proposals(systems, chosen))
     if not best.passes(chosen):
         euclidean = solve(constraints)
         if euclidean.status == "infeasible":
             return replace(euclidean, norm=chosen, shape=shape, seconds=time.perf_counter() - began)
         others = itertools.chain(_move_inwards(systems, proposals), [_scale_solution(systems, euclidean)])
-        best = min(best, _best(systems, chosen, others)[0], key=lambda judged: judged.residual)
-    return _answer(constraints, systems, chosen, best, time.perf_counter() - began)
+        best = min(best, _best_proposal(systems, chosen, others)[0], key=lambda judged: judged.residual)
+    return _to_solution(constraints, systems, chosen, best, time.perf_counter() - began)
 
 
 def _well_scaled(constraints: Constraints) -> Systems | None:
@@ -101,7 +179,7 @@ def _well_scaled(constraints: Constraints) -> Systems | None:
     return Systems(rows[None] / power, bound[None], constraints.equality, size, lengths, np.array([1 / power]))
 
 
-def _at_once(systems: Systems, norm: AbstractNorm) -> CertifiedVector | None:
+def _solve_at_once(systems: Systems, norm: AbstractNorm) -> CertifiedVector | None:
     """The ordinary case in compiled code, as one of a stack; None where that proves nothing."""
     if not isinstance(norm, LpNorm) or systems.equality is not None or not systems.bound.all():
         return None
@@ -112,7 +190,7 @@ def _at_once(systems: Systems, norm: AbstractNorm) -> CertifiedVector | None:
     return CertifiedVector(vectors[0], multipliers[0], length, gap, 0.0) if gap < np.inf else None
 
 
-def _best(
+def _best_proposal(
     systems: Systems, norm: AbstractNorm, proposals: Iterable[Proposal]
 ) -> tuple[CertifiedVector, list[Proposal]]:
     """The first proposal that passes, or the best; and all that were looked at."""
@@ -148,7 +226,7 @@ def _scale_solution(systems: Systems, found: MarginSolution) -> Proposal:
     return rescale_exactly(found.vector, over=scale), rescale_exactly(found.multipliers, times=lengths, over=scale)
 
 
-def _answer(
+def _to_solution(
     constraints: Constraints, systems: Systems, norm: AbstractNorm, best: CertifiedVector, seconds: float
 ) -> MarginSolution:
     """The solution in the units of the constraints."""
@@ -170,11 +248,11 @@ def _answer(
         seconds=seconds,
         norm=norm,
         shape=constraints.geometry.matrix_shape,
-        face=_face(systems, norm, best) if proven else None,
+        face=_face_of(systems, norm, best) if proven else None,
     )
 
 
-def _face(systems: Systems, norm: AbstractNorm, best: CertifiedVector) -> Face:
+def _face_of(systems: Systems, norm: AbstractNorm, best: CertifiedVector) -> Face:
     tied = np.zeros(len(best.multipliers), dtype=bool) if systems.equality is None else systems.equality
     return Face(norm, systems.rows[0], systems.bound[0], tied, best.vector, best.multipliers)
 

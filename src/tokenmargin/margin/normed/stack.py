@@ -12,10 +12,10 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin.compiled.active_set import summing
-from tokenmargin.margin.normed.certificate import GAP
 from tokenmargin.margin.normed.linear_algebra import adjoint_product, matrix_product
 from tokenmargin.margin.normed.polyhedral import interior_point
 from tokenmargin.margin.normed.smooth import ENOUGH, newton_on_active, smooth_interior_point
+from tokenmargin.margin.normed.solve import GAP
 from tokenmargin.norms import EPS
 
 _FOR_NEWTON = 1e-6  # residuals at which Newton's method takes over: it doubles the digits at each of its four steps
@@ -25,16 +25,16 @@ def solve_stack(
     rows: Float[Array, "B k r"], bound: Float[Array, "B k"], p: float
 ) -> tuple[Float[Array, "B r"], Float[Array, "B k"], Float[Array, "B 2"]]:
     """Vectors, multipliers with `|rows' multipliers|_* = |vector|`, and the norm and gap of each; infinite gaps where
-    nothing is proven. The gap is that of `certificate.judge_proposal`."""
+    nothing is proven. The gap is that of `solve.judge_proposal`."""
     B, k, r = rows.shape
     vectors, multipliers, found = np.empty((B, r)), np.empty((B, k)), np.empty((B, 2))
-    _solve(rows, bound, float(p), vectors, multipliers, found)
+    _solve_all(rows, bound, float(p), vectors, multipliers, found)
     return vectors, multipliers, found
 
 
 @summing
 @no_type_check
-def _solve(rows, bound, p, vectors, multipliers, found):
+def _solve_all(rows, bound, p, vectors, multipliers, found):
     """Fills in vectors, multipliers, and norm and gap of every system."""
     B, k, r = rows.shape
     tied = np.zeros(k, dtype=np.bool_)
@@ -43,24 +43,24 @@ def _solve(rows, bound, p, vectors, multipliers, found):
         gap = np.inf
         if 1 < p < 2:  # near enough to see which constraints hold; Newton's method on them is quicker and goes farther
             x, m = smooth_interior_point(rows[b], bound[b], tied, p, k < r, _FOR_NEWTON)
-            _trim(rows[b], bound[b], p, x, m, along, across)
+            _trim_one(rows[b], bound[b], p, x, m, along, across)
             newton_on_active(rows[b], bound[b], p, x, m)
-            norm, gap = _judge(rows[b], bound[b], p, x, m, along, across)
+            norm, gap = _judge_one(rows[b], bound[b], p, x, m, along, across)
         if not gap <= GAP:
             if p == 1 or p == np.inf:
                 x, m = interior_point(rows[b], bound[b], tied, p > 1)
             else:
                 x, m = smooth_interior_point(rows[b], bound[b], tied, p, k < r, ENOUGH)
-            _trim(rows[b], bound[b], p, x, m, along, across)
-            norm, gap = _judge(rows[b], bound[b], p, x, m, along, across)
+            _trim_one(rows[b], bound[b], p, x, m, along, across)
+            norm, gap = _judge_one(rows[b], bound[b], p, x, m, along, across)
         vectors[b], multipliers[b] = x, m
         found[b, 0], found[b, 1] = norm, gap if gap <= GAP else np.inf
 
 
 @summing
 @no_type_check
-def _trim(rows, bound, p, x, m, along, across):
-    """As `polish.trim_proposal`: without multipliers of idle constraints and coordinates that vanish."""
+def _trim_one(rows, bound, p, x, m, along, across):
+    """As `faces.trim_proposal`: without multipliers of idle constraints and coordinates that vanish."""
     matrix_product(rows, x, along[0])
     largest = 0.0
     for j in range(len(m)):
@@ -82,8 +82,8 @@ def _trim(rows, bound, p, x, m, along, across):
 
 @summing
 @no_type_check
-def _judge(rows, bound, p, x, m, along, across):
-    """Scales x until it is feasible, and m to dual norm |x|, as `certificate.judge_proposal`. Returns |x| and the gap.
+def _judge_one(rows, bound, p, x, m, along, across):
+    """Scales x until it is feasible, and m to dual norm |x|, as `solve.judge_proposal`. Returns |x| and the gap.
 
     Sums may be in any order: the bounds on rounding hold for all.
     """
@@ -114,8 +114,8 @@ def _judge(rows, bound, p, x, m, along, across):
         across[1, i] *= (used + 4) * EPS
     rounding = 1 + (r + 8) * EPS
     q = np.inf if p == 1 else (1.0 if p == np.inf else p / (p - 1))
-    upper = _norm(x, p) * rounding
-    dual = (_norm(across[0], q) + _norm(across[1], q)) * rounding
+    upper = _lp_norm(x, p) * rounding
+    dual = (_lp_norm(across[0], q) + _lp_norm(across[1], q)) * rounding
     gained *= 1 - (k + 2) * EPS
     if not (0 < dual < np.inf and gained > 0 and 0 < upper < np.inf):
         return 0.0, np.inf
@@ -126,7 +126,7 @@ def _judge(rows, bound, p, x, m, along, across):
 
 @summing
 @no_type_check
-def _norm(x, p):
+def _lp_norm(x, p):
     largest, total = 0.0, 0.0
     for i in range(len(x)):
         largest = max(largest, abs(x[i]))

@@ -79,7 +79,7 @@ def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Refinement:
         return Refinement(np.zeros_like(proposal), _no_residuals(one), empty, 0.0)
     best, reached = proposal, residuals_of(one, proposal) if proposal.any() else _no_residuals(one)
     witness, rho = np.zeros_like(proposal), np.inf
-    for u, remainder in itertools.chain([(proposal, 1.0)] if proposal.any() else [], _homogeneous(one)):
+    for u, remainder in itertools.chain([(proposal, 1.0)] if proposal.any() else [], _solve_homogeneous(one)):
         # The likelier claim first: proving either ends the search.
         likely_infeasible = remainder < _VANISHED
         for claim in ("infeasible", "optimal") if likely_infeasible else ("optimal", "infeasible"):
@@ -91,7 +91,7 @@ def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Refinement:
                 if residual < rho:
                     witness, rho = weights, residual
                 continue
-            for multipliers, y in _candidates(one, u if likely_infeasible else u / remainder):
+            for multipliers, y in _refined_candidates(one, u if likely_infeasible else u / remainder):
                 residuals = residuals_of(one, multipliers, y)
                 if residuals.largest < reached.largest:
                     best, reached = multipliers, residuals
@@ -114,7 +114,7 @@ def _no_residuals(one: Systems) -> Residuals:
     return Residuals(np.inf, np.inf, np.inf, np.inf, np.zeros(one.rows.shape[2]), 0.0)
 
 
-def _candidates(
+def _refined_candidates(
     one: Systems, multipliers: Float[Array, " k"]
 ) -> Iterator[tuple[Float[Array, " k"], Float[Array, " r"] | None]]:
     """The multipliers, then with the active constraints solved as equations, then with the vector moved inwards."""
@@ -161,7 +161,7 @@ def _move_inwards(one: Systems, y: Float[Array, " r"], share: float) -> Float[Ar
     return y
 
 
-def _homogeneous(one: Systems) -> Iterator[tuple[Float[Array, " k"], float]]:
+def _solve_homogeneous(one: Systems) -> Iterator[tuple[Float[Array, " k"], float]]:
     """Candidates u with their remainder `1 - bound' u`: see `least_distance`. NNLS gives a second opinion."""
     rows, bound, equality = one.rows[0], one.bound[0], one.equality
     u = least_distance(rows, bound, equality)

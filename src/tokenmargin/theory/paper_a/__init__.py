@@ -6,7 +6,6 @@ from tokenmargin.theory.paper_a import (
     flow,
     gradients,
     leading_pairs,
-    lengths,
     links,
     only_important,
 )
@@ -21,7 +20,6 @@ CLAIMS = (
     *flow.CLAIMS,
     *links.CLAIMS,
     *only_important.CLAIMS,
-    *lengths.CLAIMS,
 )
 ABOUT_A_SELECTION = frozenset({"A.lemma9", "A.lemma10", *(known.name for known in classes.CLAIMS)})
 """Claims about what any vector selects: the `selection` of their instance decides what is checked."""

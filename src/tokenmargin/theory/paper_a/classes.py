@@ -85,11 +85,11 @@ def without_the_class(x: EmbeddingInstance) -> Findings:
 def without_ties(x: EmbeddingInstance) -> Findings:
     """(18) has the solution of (9) where the selection has no ties between different tokens: then there is nothing that
     the class asks for beyond (18)."""
-    ties = max(_ties(problem, chosen) for problem, chosen in x.problems_and_choices)
+    ties = max(_count_ties(problem, chosen) for problem, chosen in x.problems_and_choices)
     return Findings((below("sequences that select several tokens", ties, 0),), without_the_class(x).conclusion)
 
 
-def _ties(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> int:
+def _count_ties(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> int:
     return sum(len(set(row[here].tolist())) > 1 for row, here in zip(problem.keys.index, chosen, strict=True))
 
 

@@ -44,18 +44,18 @@ def seen_in_the_limit(name: str, facts: list[bool], x: EmbeddingInstance) -> Sla
     return seen(slack, f"more draws, or a larger norm than {x.norm:g}")
 
 
-def _growth(x: EmbeddingInstance) -> tuple[Slack, ...]:
+def _norm_grows(x: EmbeddingInstance) -> tuple[Slack, ...]:
     """That |p| grows, as far as it was followed."""
     return (seen_in_the_limit(f"|p| reaches {x.norm:g}", [limit.path.stop == "norm" for limit in x.limits], x),)
 
 
-def _selects(x: EmbeddingInstance) -> tuple[Slack, ...]:
+def _selects_important(x: EmbeddingInstance) -> tuple[Slack, ...]:
     """That every important token is selected in the limit."""
     facts = [bool(limit.chosen[x.corpus.important].all()) for limit in x.limits]
     return (seen_in_the_limit("every important token is selected", facts, x),)
 
 
-def _alignment(x: EmbeddingInstance) -> tuple[Slack, ...]:
+def _aligns_with_margin(x: EmbeddingInstance) -> tuple[Slack, ...]:
     """That p takes the max-margin direction of what it selects."""
     misaligned = [one_minus_cosine(limit.angle) for limit in x.limits]
     slopes = [limit.slope for limit in x.limits]
@@ -76,14 +76,14 @@ def lemma13(x: EmbeddingInstance) -> Findings:
         *concentration(x),
         above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3),
     )
-    return without_subject(x, hypotheses) or Findings(hypotheses, _growth(x))
+    return without_subject(x, hypotheses) or Findings(hypotheses, _norm_grows(x))
 
 
 def lemma14(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4 and (10) but for d > |S| + 2, with probability 1 - delta: if the direction of gradient flow
     has a limit, then in every sequence the limit selects the completely positive or negative token."""
     hypotheses = theorem5_conditions(x)[:-1]
-    return without_subject(x, hypotheses) or Findings(hypotheses, _selects(x))
+    return without_subject(x, hypotheses) or Findings(hypotheses, _selects_important(x))
 
 
 def lemma18(x: EmbeddingInstance) -> Findings:
@@ -92,7 +92,7 @@ def lemma18(x: EmbeddingInstance) -> Findings:
     hypotheses = theorem5_conditions(x)[:-1]
     if x.corpus.T == 1:  # (9) has no constraint, and its solution 0 no direction
         return Findings(hypotheses)
-    return without_subject(x, hypotheses) or Findings(hypotheses, _alignment(x))
+    return without_subject(x, hypotheses) or Findings(hypotheses, _aligns_with_margin(x))
 
 
 def theorem5(x: EmbeddingInstance) -> Findings:
@@ -100,7 +100,9 @@ def theorem5(x: EmbeddingInstance) -> Findings:
     bound, and a limit of its direction selects every completely positive and negative token and is the max-margin
     direction of what it selects."""
     hypotheses = theorem5_conditions(x)
-    return without_subject(x, hypotheses) or Findings(hypotheses, (*_growth(x), *_selects(x), *_alignment(x)))
+    return without_subject(x, hypotheses) or Findings(
+        hypotheses, (*_norm_grows(x), *_selects_important(x), *_aligns_with_margin(x))
+    )
 
 
 def length_reached(limits: Sequence[FollowedFlow], norm: float) -> Slack:

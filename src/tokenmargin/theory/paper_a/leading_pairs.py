@@ -127,7 +127,7 @@ def lemma17(x: EmbeddingInstance) -> Findings:
     checked with the left sides of (23) and (25) in place of their bounds C_3 and C_4, where R is so small that the
     ratios are far from rounding; and at the R that the proof gives for each eps."""
     problem, _ = x.problems_and_choices[0]
-    given = _levels(x, problem)
+    given = _levelled_vectors(x, problem)
     if given is None:
         return Findings((true("tokens linearly independent, so that u and w exist", False),), ())
     u, w, levels, ahead = given
@@ -137,7 +137,7 @@ def lemma17(x: EmbeddingInstance) -> Findings:
     length = float(np.linalg.norm(u))
     tau1, mu = chosen.gap / length, local_optimality(problem, chosen)
     own = ranked_choices(ahead)
-    tau2 = float(_leads(ahead, own)[problem.mask & ~own.first].min(initial=np.inf))
+    tau2 = float(_lead_of_selected(ahead, own)[problem.mask & ~own.first].min(initial=np.inf))
     same = bool((own.first == chosen.first).all())
     hypotheses = (
         true("tokens linearly independent, so that u and w exist", True),
@@ -152,11 +152,11 @@ def lemma17(x: EmbeddingInstance) -> Findings:
     return Findings(
         hypotheses,
         (
-            *_parts(problem, chosen, u, levels, ahead, near),
+            *_remaining_parts(problem, chosen, u, levels, ahead, near),
             *(
                 below(
                     f"|sum / leading pairs - 1| at R = {R:.3g}",
-                    abs(_ratio(_at_radius(problem, u, levels, R), chosen, ahead) - 1),
+                    abs(_sum_over_leading_pairs(_at_radius(problem, u, levels, R), chosen, ahead) - 1),
                     eps,
                 )
                 for R, eps in zip(radii, SMALL, strict=True)
@@ -165,7 +165,7 @@ def lemma17(x: EmbeddingInstance) -> Findings:
     )
 
 
-def _levels(
+def _levelled_vectors(
     x: EmbeddingInstance, problem: TokenProblem
 ) -> tuple[Float[Array, " D"], Float[Array, " D"], Float[Array, "n T"], Float[Array, "n T"]] | None:
     """u and w with their logits: 2, 1 or 0 for u; for w the same selection, everything else behind by 1 to 2.
@@ -187,13 +187,13 @@ def _levels(
     return (inverse @ level, inverse @ behind, *laid_out)  # type: ignore[return-value]
 
 
-def _leads(ahead: Float[Array, "n T"], chosen: Choices) -> Float[Array, "n T"]:
+def _lead_of_selected(ahead: Float[Array, "n T"], chosen: Choices) -> Float[Array, "n T"]:
     """`a_{i_0} - a_j` per position, i_0 any selected token of the sequence."""
     top = np.where(chosen.first, ahead, -np.inf).max(axis=1, keepdims=True)
     return np.where(np.isfinite(ahead), top - ahead, np.inf)
 
 
-def _sums(problem: TokenProblem, chosen: Choices, *, absolute: bool) -> Float[Array, "n T"]:
+def _summed_leads(problem: TokenProblem, chosen: Choices, *, absolute: bool) -> Float[Array, "n T"]:
     """`sum over selected i of (gamma_i - gamma_k)`, or of absolute values, per position k."""
     gamma = problem.scores
     differences = gamma[:, :, None] - gamma[:, None, :]
@@ -201,11 +201,11 @@ def _sums(problem: TokenProblem, chosen: Choices, *, absolute: bool) -> Float[Ar
     return np.asarray(np.where(chosen.first[:, :, None], differences, 0.0).sum(axis=1))
 
 
-def _constants(problem: TokenProblem, chosen: Choices, ahead: Float[Array, "n T"]) -> tuple[float, float]:
+def _constants_of_23_and_25(problem: TokenProblem, chosen: Choices, ahead: Float[Array, "n T"]) -> tuple[float, float]:
     """The largest left side of (23) and of (25) within a sequence, for its own gaps and leads."""
-    leads, others = _leads(ahead, chosen), problem.mask & ~chosen.first
+    leads, others = _lead_of_selected(ahead, chosen), problem.mask & ~chosen.first
     gaps, scores = 0.0, 0.0
-    sums, sizes = _sums(problem, chosen, absolute=False), _sums(problem, chosen, absolute=True)
+    sums, sizes = _summed_leads(problem, chosen, absolute=False), _summed_leads(problem, chosen, absolute=True)
     for i in range(problem.n):
         if chosen.second[i].any():
             values = np.append(ahead[i][others[i]], ahead[i][chosen.first[i]].max())
@@ -234,13 +234,13 @@ def _at_radius(problem: TokenProblem, u: Float[Array, " D"], levels: Float[Array
     return Pairs(problem, R * (u / length), levels * R / length)
 
 
-def _ratio(pairs: Pairs, chosen: Choices, ahead: Float[Array, "n T"]) -> float:
+def _sum_over_leading_pairs(pairs: Pairs, chosen: Choices, ahead: Float[Array, "n T"]) -> float:
     """The sum over all pairs over that of the leading ones, (B0)."""
     part = pairs.total(ahead, chosen.first[:, :, None] & chosen.second[:, None, :])
     return pairs.total(ahead) / part if part else np.inf
 
 
-def _parts(
+def _remaining_parts(
     problem: TokenProblem,
     chosen: Choices,
     u: Float[Array, " D"],
@@ -249,7 +249,7 @@ def _parts(
     R: float,
 ) -> tuple[Slack, Slack]:
     """(B1) and (B2) over (B0), against the proof's bounds with its own left sides of (23) and (25)."""
-    pairs, constants = _at_radius(problem, u, levels, R), _constants(problem, chosen, ahead)
+    pairs, constants = _at_radius(problem, u, levels, R), _constants_of_23_and_25(problem, chosen, ahead)
     others, T = problem.mask & ~chosen.first, problem.T
     base = pairs.total(ahead, chosen.first[:, :, None] & chosen.second[:, None, :])
     one = pairs.total(ahead, chosen.first[:, :, None] & chosen.rest[:, None, :])

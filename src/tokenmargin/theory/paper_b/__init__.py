@@ -1,14 +1,12 @@
 """*Max-Margin Token Selection in Attention Mechanism*: its stated results."""
 
 from tokenmargin.theory.paper_b import (
-    confined_paths,
     directions,
     gradients,
     joint_limits,
     local_cone,
     mixing,
     prompt_limits,
-    quadrant,
 )
 
 __all__ = ["CLAIMS"]
@@ -19,7 +17,5 @@ CLAIMS = (
     *directions.CLAIMS,
     *mixing.CLAIMS,
     *prompt_limits.CLAIMS,
-    *confined_paths.CLAIMS,
     *joint_limits.CLAIMS,
-    *quadrant.CLAIMS,
 )

@@ -101,7 +101,7 @@ def assumption_c(
     kept = np.ones(problem.n, dtype=bool) if support is None else support
     tokens, inputs = values_of(problem).tokens, np.flatnonzero(kept)
     signed = problem.labels[:, None] * tokens[np.arange(problem.n), alpha]
-    head = _svm(signed[inputs])
+    head = _max_margin_head(signed[inputs])
     if not head.is_optimal:
         return AssumptionC(0.0, -np.inf, -np.inf)
     at_least = _certified_fall(problem, alpha, inputs, head)
@@ -122,7 +122,7 @@ def values_of(problem: TokenProblem) -> Coordinates:
     return problem.values
 
 
-def _svm(signed: Float[Array, "k d"]) -> MarginSolution:
+def _max_margin_head(signed: Float[Array, "k d"]) -> MarginSolution:
     """The max-margin head of vectors `Y_i r_i`."""
     return solve(row_constraints(signed))
 
@@ -137,7 +137,7 @@ def _certified_fall(
         return -np.inf
     grid = np.array(list(itertools.product(*choices)), dtype=np.intp)
     signed = problem.labels[inputs, None] * tokens[inputs, grid]  # (choice, input, d)
-    dual = _multipliers(problem.labels[inputs, None] * tokens[inputs, alpha[inputs]], head)
+    dual = _all_multipliers(problem.labels[inputs, None] * tokens[inputs, alpha[inputs]], head)
     least = np.inf
     for j, i in enumerate(inputs):
         leaves = grid[:, j] != alpha[i]
@@ -148,7 +148,7 @@ def _certified_fall(
     return float(least) - OF_MULTIPLIERS * head.margin
 
 
-def _multipliers(signed: Float[Array, "k d"], head: MarginSolution) -> Float[Array, "l k"]:
+def _all_multipliers(signed: Float[Array, "k d"], head: MarginSolution) -> Float[Array, "l k"]:
     """Multipliers of the SVM, summing to one: the solver's, those largest in each input, and the mean of these."""
     first = head.multipliers / head.multipliers.sum()
     tight = signed @ head.vector <= 1 + 1e-7
@@ -196,12 +196,12 @@ def _smallest_fall(
 ) -> float:
     """The least fall of the label margin per unit of attention that leaves alpha, over the points."""
     tokens, falls = values_of(problem).tokens, [np.inf]
-    whole = _svm(problem.labels[inputs, None] * tokens[inputs, alpha[inputs]]).margin
+    whole = _max_margin_head(problem.labels[inputs, None] * tokens[inputs, alpha[inputs]]).margin
     for p in points:
         s = attention_weights(problem.keys, p)
         lost = float((1 - s[np.arange(problem.n), alpha])[inputs].max())
         features = problem.labels[inputs, None] * np.einsum("nt,ntd->nd", s, tokens)[inputs]
-        solution = _svm(features)
+        solution = _max_margin_head(features)
         fall = whole - (solution.margin if solution.is_optimal else 0.0)
         if lost >= 1e-6 and abs(fall) > CERTIFIED * whole:  # smaller ones may be the solver's residuals
             falls.append(fall / lost)

@@ -23,15 +23,17 @@ def lemma2(x: ProblemInstance) -> Findings:
     """If all labels are +1, every input has one optimal token, and the keys are `k = W x` with W of full rank, then the
     optimal tokens can be separated: the GMM exists. (W is seen on the tokens alone: of full rank if it loses none of
     theirs.)"""
-    return _exists(x, _lost_rank(x.problem))
+    return _existence_findings(x, _lost_rank(x.problem))
 
 
 def lemma11(x: ProblemInstance) -> Findings:
     """Lemma 2 with the weaker condition that v lies in the range of W'. (v as the tokens see it.)"""
-    return _exists(x, below("part of v outside the range of W', relative", _outside(x.problem), 0, tolerance=LINEAR))
+    return _existence_findings(
+        x, below("part of v outside the range of W', relative", _part_outside_range(x.problem), 0, tolerance=LINEAR)
+    )
 
 
-def _exists(x: ProblemInstance, condition: Slack) -> Findings:
+def _existence_findings(x: ProblemInstance, condition: Slack) -> Findings:
     """The findings of Lemmas 2 and 11, which differ in one condition."""
     problem, mapped = x.problem, key_map(x.problem)
     residual = np.inf if mapped is None or problem.head is None else mapped[0]
@@ -55,7 +57,7 @@ def _lost_rank(problem: TokenProblem) -> Slack:
     return below(name, rank_of_vectors(problem.values) - rank_of_vectors(problem.keys), 0)
 
 
-def _outside(problem: TokenProblem) -> float:
+def _part_outside_range(problem: TokenProblem) -> float:
     """How far v, as the tokens see it, is from the range of W'."""
     mapped = key_map(problem)
     if mapped is None or problem.head is None:
@@ -135,7 +137,7 @@ class _Margins:
         self.next = float((ahead[others & ~near] - self.margin).min(initial=1.0))
 
 
-def _positive(seed: int, n: int, d: int) -> TokenProblem:
+def _all_positive_problem(seed: int, n: int, d: int) -> TokenProblem:
     """A random problem with all labels +1 and W = I."""
     base = random_problem(n, 4, d, rng=np.random.default_rng(seed))
     return TokenProblem(base.keys, np.ones(n), head=base.head)
@@ -153,13 +155,15 @@ def _two_neighbours() -> ProblemInstance:
     return ProblemInstance(problem, "q has two neighbours", p=np.array([1.0, -0.3]), q=np.array([1.0, 0.0]))
 
 
-def _directions(scores: tuple[float, ...], p: tuple[float, float], q: tuple[float, float]) -> ProblemInstance:
+def _three_token_directions(
+    scores: tuple[float, ...], p: tuple[float, float], q: tuple[float, float]
+) -> ProblemInstance:
     plain = (str(numbers).replace(" ", "") for numbers in (scores, p, q))
     name = "three tokens, scores {}, p={}, q={}".format(*plain)
     return ProblemInstance(three_tokens(scores), name, p=np.array(p), q=np.array(q))
 
 
-def _existence(keys: list[list[float]], tokens: list[list[float]], name: str) -> ProblemInstance:
+def _inseparable_problem(keys: list[list[float]], tokens: list[list[float]], name: str) -> ProblemInstance:
     """One input, label +1, whose optimal token (v = (0, 1)) cannot be separated."""
     problem = TokenProblem.of(np.array([keys], float), [1], values=np.array([tokens], float), head=[0.0, 1.0])
     return ProblemInstance(problem, name)
@@ -167,22 +171,24 @@ def _existence(keys: list[list[float]], tokens: list[list[float]], name: str) ->
 
 _EXISTENCE = (
     lambda: ProblemInstance(random_problem(4, 6, 2, rng=np.random.default_rng(0)), "random d=2"),
-    lambda: _existence([[0, 1], [-1, 1], [1, 1]], [[0, 1], [-1, 1], [1, 1]], "the optimum between two others"),
-    lambda: _existence([[0, 0], [1, 0], [0, 0]], [[0, 0], [0, 1], [0, 2]], "keys no map of the tokens"),
-    lambda: _existence([[0, 0], [1, 0], [-1, 0]], [[0, 1], [1, 0], [-1, 0]], "W that kills v"),
+    lambda: _inseparable_problem(
+        [[0, 1], [-1, 1], [1, 1]], [[0, 1], [-1, 1], [1, 1]], "the optimum between two others"
+    ),
+    lambda: _inseparable_problem([[0, 0], [1, 0], [0, 0]], [[0, 0], [0, 1], [0, 2]], "keys no map of the tokens"),
+    lambda: _inseparable_problem([[0, 0], [1, 0], [-1, 0]], [[0, 1], [1, 0], [-1, 0]], "W that kills v"),
 )
 
 CLAIMS = (
     Claim("B.lemma2", lemma2, "bounded", about="labels +1, W of full rank: the GMM exists",
-        example=lambda: ProblemInstance(_positive(0, 6, 5), "random d=5, labels +1"), outside=_EXISTENCE),
+        example=lambda: ProblemInstance(_all_positive_problem(0, 6, 5), "random d=5, labels +1"), outside=_EXISTENCE),
     Claim("B.lemma11", lemma11, "bounded", about="labels +1, v in the range of W': the GMM exists",
-        example=lambda: ProblemInstance(_positive(0, 6, 5), "random d=5, labels +1"), outside=_EXISTENCE),
+        example=lambda: ProblemInstance(_all_positive_problem(0, 6, 5), "random d=5, labels +1"), outside=_EXISTENCE),
     Claim("B.lemma8", lemma8, "sampled", about="larger margin, smaller risk at large norm",
-        example=lambda: _directions((1.0, 0.5, 0.2), (1.0, 0.0), (1.0, 0.4)),
+        example=lambda: _three_token_directions((1.0, 0.5, 0.2), (1.0, 0.0), (1.0, 0.4)),
         outside=(
-            lambda: _directions((0.0, 0.2, 1.0), (1.0, 0.0), (-0.5, 1.0)),
-            lambda: _directions((1.0, 0.5, 0.2), (1.0, 0.4), (1.0, 0.0)),
-            lambda: _directions((0.5, 1.0, 0.2), (1.0, -0.2), (1.0, -1.0)),
+            lambda: _three_token_directions((0.0, 0.2, 1.0), (1.0, 0.0), (-0.5, 1.0)),
+            lambda: _three_token_directions((1.0, 0.5, 0.2), (1.0, 0.4), (1.0, 0.0)),
+            lambda: _three_token_directions((0.5, 1.0, 0.2), (1.0, -0.2), (1.0, -1.0)),
         ),
         unneeded={
             "smallest score lead over neighbours of p": (
@@ -192,11 +198,11 @@ CLAIMS = (
         note="Its proof of the first part takes neighbour-optimality for optimality over all tokens; large R mends it."
     ),
     Claim("B.lemma8-second-part", lemma8_second, "sampled", about="a better neighbour, smaller risk at large norm",
-        example=lambda: _directions((0.5, 1.0, 0.2), (1.0, -0.2), (1.0, -1.0)),
+        example=lambda: _three_token_directions((0.5, 1.0, 0.2), (1.0, -0.2), (1.0, -1.0)),
         outside=(
             _two_neighbours,
-            lambda: _directions((0.5, 1.0, 0.2), (-1.0, -1.0), (1.0, -1.0)),
-            lambda: _directions((0.5, 1.0, 0.2), (1.0, -1.0), (1.0, -0.2)),
-            lambda: _directions((1.0, 0.5, 0.2), (1.0, 0.0), (1.0, 0.4)),
+            lambda: _three_token_directions((0.5, 1.0, 0.2), (-1.0, -1.0), (1.0, -1.0)),
+            lambda: _three_token_directions((0.5, 1.0, 0.2), (1.0, -1.0), (1.0, -0.2)),
+            lambda: _three_token_directions((1.0, 0.5, 0.2), (1.0, 0.0), (1.0, 0.4)),
         )),
 )  # fmt: skip

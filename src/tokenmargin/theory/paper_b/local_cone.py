@@ -82,10 +82,12 @@ def _cone_findings(x: ProblemInstance, *, as_printed: bool) -> Findings:
     inner = _gradient_condition(x, axis, constants, inputs=1 if as_printed else x.problem.n)
     if not as_printed:
         inner = tuple(seen(slack, SOME_CONE) for slack in inner)
-    return Findings(hypotheses, (*inner, *_no_better(x, axis, constants)))
+    return Findings(hypotheses, (*inner, *_l3_ratios(x, axis, constants)))
 
 
-def _bounds(x: ProblemInstance, axis: Float[Array, " D"], c: ConeConstants, inputs: int) -> tuple[float, float, float]:
+def _proof_bounds(
+    x: ProblemInstance, axis: Float[Array, " D"], c: ConeConstants, inputs: int
+) -> tuple[float, float, float]:
     """The proof's c and C, and A-bar."""
     problem, alpha = x.problem, x.alpha
     lowest = np.where(neighbours(problem, axis, alpha), problem.scores, np.inf).min(axis=1)
@@ -93,10 +95,14 @@ def _bounds(x: ProblemInstance, axis: Float[Array, " D"], c: ConeConstants, inpu
     largest = np.abs(problem.scores[problem.mask]).max()
     slopes = np.exp(x.loss.log_slope(np.array([-largest, largest])))
     high = float(2 * slopes.max() * wide[np.isfinite(wide)].max())
-    return float(slopes.min() * c.gap / 8) / inputs, high, max(_diameter(problem, i) for i in range(problem.n))
+    return (
+        float(slopes.min() * c.gap / 8) / inputs,
+        high,
+        max(_largest_key_distance(problem, i) for i in range(problem.n)),
+    )
 
 
-def _diameter(problem: TokenProblem, i: int) -> float:
+def _largest_key_distance(problem: TokenProblem, i: int) -> float:
     gram = problem.keys.gram_of(problem.keys.index[i, problem.mask[i]])
     squares = gram.diagonal()
     return float(np.sqrt(np.maximum(squares[:, None] + squares - 2 * gram, 0.0).max()))
@@ -107,7 +113,7 @@ def _gradient_condition(
 ) -> tuple[Slack, ...]:
     """(31a) to (31c) at 1200 points of the cone, a third each at 1, 2 and 5 times the radius."""
     keys, rng, number = x.problem.keys, x.rng, 400
-    low, high, spread = _bounds(x, axis, c, inputs)
+    low, high, spread = _proof_bounds(x, axis, c, inputs)
     radii = np.repeat([1, 2, 5], number) * c.radius
     points = radii[:, None] * vectors_in_cone(x, axis, c.mu, 3 * number, rng)
     directions = vectors_in_cone(x, axis, c.mu, len(points), rng) / c.theta
@@ -129,7 +135,7 @@ def _gradient_condition(
     return tuple(sampled(slack) for slack in slacks)
 
 
-def _no_better(x: ProblemInstance, axis: Float[Array, " D"], c: ConeConstants) -> tuple[Slack, ...]:
+def _l3_ratios(x: ProblemInstance, axis: Float[Array, " D"], c: ConeConstants) -> tuple[Slack, ...]:
     """L3: the largest ratio of descent along p to descent along p_mm in the cone, 20 and 200 times beyond its
     radius."""
     keys, slacks = x.problem.keys, []

@@ -30,7 +30,7 @@ def lemma14(x: ProblemInstance) -> Findings:
     p is at most (1 + Delta) times that of p' and at most rho, L(p) < L(p'). (O_i the optimal tokens; Delta = 0.1, 0.5
     and 2 with the rho of the proof; 480 points, and 80 that select O_i where it can be. With a nonlinear head, C and
     eps are what these points show.)"""
-    optimal = _optimal(x)
+    optimal = _optimal_sets_of(x)
     selecting = choice_margin(x.problem, optimal)
     points = np.concatenate([_random_points(x), _points_around(x, selecting)])
     nu = np.where(optimal, _output_of_token(x), np.inf).min(axis=1)
@@ -62,7 +62,7 @@ def lemma14(x: ProblemInstance) -> Findings:
     return Findings(hypotheses, (seen(below("pairs ordered otherwise", wrong, 0), "another rho: any will do"),))
 
 
-def _optimal(x: ProblemInstance) -> Bool[Array, "n T"]:
+def _optimal_sets_of(x: ProblemInstance) -> Bool[Array, "n T"]:
     if x.optimal is not None:
         return x.optimal
     return optimal_tokens(x.problem) if x.head is None else optimal_sets(x.problem, x.head)
@@ -122,9 +122,11 @@ def theorem8(x: ProblemInstance) -> Findings:
     Assumption D holds where they share it and lead, by Lemma 14 with every input's scores raised until they are
     positive, which is another decreasing loss for each. With a nonlinear head, O_i are the tokens of lowest loss, and
     Assumption D is tried on 480 points.)"""
-    optimal = _optimal(x)
+    optimal = _optimal_sets_of(x)
     minima = [minimum.vector for minimum in choice_margin(x.problem, optimal).minima]
-    mixing = _leads(x.problem, optimal) if x.head is None else assumption_d(x.risk, optimal, _random_points(x))
+    mixing = (
+        _lemma14_conditions(x.problem, optimal) if x.head is None else assumption_d(x.risk, optimal, _random_points(x))
+    )
     hypotheses = (
         # where all tokens are optimal the minimum is zero: without a margin, without a direction
         above("tokens outside the O_i", int((x.problem.mask & ~optimal).sum()), 1),
@@ -140,7 +142,7 @@ def theorem8(x: ProblemInstance) -> Findings:
     return Findings(hypotheses, falls_to_zero("the nearest minimum", angles, norm=norm))
 
 
-def _leads(problem: TokenProblem, optimal: Bool[Array, "n T"]) -> tuple[Slack, ...]:
+def _lemma14_conditions(problem: TokenProblem, optimal: Bool[Array, "n T"]) -> tuple[Slack, ...]:
     """What gives Assumption D for a linear head: enough, and not shown to be necessary."""
     best, inside = (
         np.where(optimal, problem.scores, -np.inf).max(axis=1),
@@ -154,13 +156,13 @@ def _leads(problem: TokenProblem, optimal: Bool[Array, "n T"]) -> tuple[Slack, .
     )
 
 
-def _sets(*optimal: bool) -> ProblemInstance:
+def _with_optimal_sets(*optimal: bool) -> ProblemInstance:
     """Sets O_i that hold a worse token than they leave out, or tokens of unequal scores."""
     names = ",".join(str(t) for t in np.flatnonzero(optimal))
     return ProblemInstance(three_tokens((1.0, 0.5, -0.2)), f"three tokens, O={names}", optimal=np.array([optimal]))
 
 
-def _network(x: Float[Array, "... d"]) -> Float[Array, "..."]:
+def _network_head(x: Float[Array, "... d"]) -> Float[Array, "..."]:
     """A head of two hidden units; it sees the third and fourth coordinates of a token, the keys are the first two."""
     return np.asarray(np.tanh(x[..., 2] - x[..., 3]) + np.tanh(x[..., 2] + 2 * x[..., 3]) / 2)
 
@@ -170,7 +172,7 @@ def _network_gradient(x: Float[Array, "... d"]) -> Float[Array, "... d"]:
     return np.stack([0 * one, 0 * one, one + two, 2 * two - one], axis=-1)
 
 
-def _bump(x: Float[Array, "... d"]) -> Float[Array, "..."]:
+def _bump_head(x: Float[Array, "... d"]) -> Float[Array, "..."]:
     """Highest where the third coordinate is 1/2, between tokens rather than on one."""
     return np.asarray(1 - (x[..., 2] - 0.5) ** 2)
 
@@ -195,15 +197,15 @@ CLAIMS = (
     Claim("B.lemma14", lemma14, "sampled", about="mixing others in hurts: Assumption D",
         example=lambda: ProblemInstance(three_tokens((1.0, 0.5, -0.2)), "three tokens"),
         outside=(
-            lambda: _sets(False, True, False),
-            lambda: _sets(True, True, False),
+            lambda: _with_optimal_sets(False, True, False),
+            lambda: _with_optimal_sets(True, True, False),
             lambda: ProblemInstance(three_tokens((1.0, 1.0, 1.0)), "three tokens alike"),
         ),
         unneeded={
             "smallest nu_i": "A way to say that O_i leads: only differences of scores matter, as B.theorem1 shows.",
         }),
     Claim("B.lemma14-nonlinear", lemma14, "sampled", about="... with a nonlinear head",
-        example=lambda: _two_inputs(NonlinearHead(_network, _network_gradient), "two hidden units")),
+        example=lambda: _two_inputs(NonlinearHead(_network_head, _network_gradient), "two hidden units")),
     Claim("B.theorem8", theorem8, "sampled", about="several optimal tokens: path to the minima of ATT-SVM'",
         example=mirrored_optima,
         outside=(
@@ -215,8 +217,8 @@ CLAIMS = (
             "number of global minima of ATT-SVM'": NO_SUBJECT,
         }),
     Claim("B.theorem8-nonlinear", theorem8, "sampled", about="... with a nonlinear head",
-        example=lambda: _two_inputs(NonlinearHead(_network, _network_gradient), "two hidden units"),
-        outside=(lambda: _two_inputs(NonlinearHead(_bump, _bump_gradient), "a head that likes mixtures"),),
+        example=lambda: _two_inputs(NonlinearHead(_network_head, _network_gradient), "two hidden units"),
+        outside=(lambda: _two_inputs(NonlinearHead(_bump_head, _bump_gradient), "a head that likes mixtures"),),
         unneeded={
             "tokens outside the O_i": NO_SUBJECT,
             "number of global minima of ATT-SVM'": NO_SUBJECT,

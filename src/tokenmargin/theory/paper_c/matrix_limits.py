@@ -15,6 +15,7 @@ from tokenmargin.problem.attention_problems import cross_attention
 from tokenmargin.problem.geometry import Bilinear
 from tokenmargin.problem.instances import figure8
 from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.selection import leads
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, sampled, searched, seen, true
 from tokenmargin.theory.paper_b.gradients import equal_scores_problem
 from tokenmargin.theory.paper_b.prompt_limits import (
@@ -39,7 +40,7 @@ def matrix_keys(x: ProblemInstance) -> Bilinear:
     raise ValueError("this statement is about W; pose the problem by self_attention, cross_attention or with_matrix")
 
 
-def _least(vectors: Float[Array, "k d"]) -> float:
+def _least_singular_value(vectors: Float[Array, "k d"]) -> float:
     """Smallest singular value over the largest; zero where there are more vectors than dimensions."""
     if len(vectors) > vectors.shape[1]:
         return 0.0
@@ -55,12 +56,12 @@ def separability(x: ProblemInstance) -> Findings:
     tokens, mask, inputs = keys.keys.tokens, x.problem.mask, np.arange(n)
     apart = tokens[inputs, x.best][:, None] - tokens
     others = mask & (np.arange(x.problem.T) != x.best[:, None])
-    independent = [_least(apart[i, others[i]]) for i in inputs if others[i].any()]
+    independent = [_least_singular_value(apart[i, others[i]]) for i in inputs if others[i].any()]
     q, d = keys.queries.shape[1], keys.keys.dimension
     hypotheses = (
         above("dimensions of the queries", q, n),
         above("dimensions of the keys", d, int(others.sum(axis=1).max())),
-        above("independence of the queries", _least(keys.queries), KNOWN, strict=True),
+        above("independence of the queries", _least_singular_value(keys.queries), KNOWN, strict=True),
         above("independence of the differences of tokens", min(independent), KNOWN, strict=True),
     )
     solution = max_margin(x.problem, x.best)
@@ -109,7 +110,7 @@ def _one_query_two_wishes() -> ProblemInstance:
     return ProblemInstance(problem, "one query, opposite labels")
 
 
-def _between() -> ProblemInstance:
+def _middle_token() -> ProblemInstance:
     """The optimal token is the middle of the two others."""
     tokens = [[[0.0, 0.0], [1.0, 1.0], [-1.0, -1.0]]]
     return ProblemInstance(cross_attention(tokens, [[1.0, 0.0]], [1], scores=[[1.0, 0.0, 0.0]]), "the middle token")
@@ -142,7 +143,7 @@ def nuclear_path(x: ProblemInstance) -> Findings:
     radii = np.sqrt(2 * sizes.sum() * np.array([10.0, 100.0, 1000.0]))
     try:
         path = regularisation_path(objective, radii, rng=x.rng, starts=1, directions=guide[None])
-        short = [_shortfall(x, objective, theta, solution) for theta in path.points[1:]]
+        short = [_missing_margin(x, objective, theta, solution) for theta in path.points[1:]]
     except ValueError:  # tokens of one score: no choice of one per input is best, and there is no such path
         short = [np.inf, np.inf]
     exponent = float(np.log10(short[1] / short[0])) if 1e-9 < short[1] < np.inf and short[0] > 0 else -1.0
@@ -155,15 +156,14 @@ def nuclear_path(x: ProblemInstance) -> Findings:
     )
 
 
-def _shortfall(x: ProblemInstance, objective: FactoredObjective, theta: np.ndarray, solution: MarginSolution) -> float:
+def _missing_margin(
+    x: ProblemInstance, objective: FactoredObjective, theta: np.ndarray, solution: MarginSolution
+) -> float:
     """1 - share of the largest nuclear margin that the W of these factors has; infinite where they ran away."""
     if not np.isfinite(theta).all():
         return np.inf
-    W, inputs = objective.matrix(theta), np.arange(x.problem.n)
-    logits = x.problem.keys.logits(W.ravel())
-    chosen = logits[inputs, x.best]
-    logits[inputs, x.best] = -np.inf
-    margin = float((chosen - logits.max(axis=1)).min())
+    W = objective.matrix(theta)
+    margin = float(leads(x.problem.keys, W.ravel(), x.best).min())
     return 1 - margin / float(np.linalg.norm(W, "nuc")) / solution.margin
 
 
@@ -243,7 +243,7 @@ def _behind_a_neighbour() -> ProblemInstance:
 
 CLAIMS = (
     Claim("C.separability", separability, "bounded", about="d >= max(T - 1, n): W separates any optimal tokens",
-        example=lambda: random_matrix_problem(0, 3, 4, 3), outside=(_one_query_two_wishes, _between),
+        example=lambda: random_matrix_problem(0, 3, 4, 3), outside=(_one_query_two_wishes, _middle_token),
         unneeded={
             "dimensions of the queries": "Independent queries are at most as many as their dimensions.",
             "dimensions of the keys": "Independent differences are at most as many as their dimensions.",

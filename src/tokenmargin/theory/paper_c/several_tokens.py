@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 from scipy.optimize import LinearConstraint, minimize
 
+from tokenmargin.dynamics.paths.ball import log_landscape
 from tokenmargin.dynamics.paths.newton import Sphere, minimise
 from tokenmargin.margin import class_margin
 from tokenmargin.objective.local_scores import HeadObjective, NonlinearHead
@@ -85,7 +86,7 @@ def several_tokens(x: ProblemInstance) -> Findings:
     solution = class_margin(x.problem, mixture.kept)
     hypotheses = (
         assumption_a(x.loss, x.problem),
-        _concave(x, x.head),
+        _largest_curvature(x, x.head),
         below("difference of derivatives within the best mixtures", mixture.residual, KEPT),
         above("their lead over the other tokens", mixture.lead, KEPT, strict=True),
         true("the best mixtures are separable", solution.is_optimal),
@@ -94,7 +95,7 @@ def several_tokens(x: ProblemInstance) -> Findings:
         return Findings(hypotheses)
     finite = shortest_with_logits(x.problem, np.log(np.where(mixture.kept, mixture.weights, 1.0)), mixture.kept)
     length = float(np.linalg.norm(solution.vector))
-    ends = [_minimiser(x, x.head, mixture, finite + r * solution.vector, r * length) for r in REACH]
+    ends = [_minimum_on_sphere(x, x.head, mixture, finite + r * solution.vector, r * length) for r in REACH]
     errors = [_angle_to_line(W, finite, solution.vector) for W in ends]
     wrong = float(np.abs(attention_weights(x.problem.keys, ends[1]) - mixture.weights).max())
     return Findings(
@@ -107,7 +108,7 @@ def several_tokens(x: ProblemInstance) -> Findings:
     )
 
 
-def _concave(x: ProblemInstance, head: NonlinearHead) -> Slack:
+def _largest_curvature(x: ProblemInstance, head: NonlinearHead) -> Slack:
     """The largest eigenvalue of the Hessian of `Y psi` at fifty mixtures of each input."""
     values = in_coordinates(x.problem.values)
     weights = x.rng.dirichlet(np.ones(x.problem.T), size=(50, x.problem.n))
@@ -126,7 +127,7 @@ def shortest_with_logits(
     return np.asarray(np.linalg.lstsq(rows, apart, rcond=None)[0])
 
 
-def _minimiser(
+def _minimum_on_sphere(
     x: ProblemInstance, head: NonlinearHead, mixture: Mixture, start: Float[Array, " D"], radius: float
 ) -> Float[Array, " D"]:
     """A minimum of the risk on the sphere, by the logarithm of what it has over its infimum."""
@@ -137,12 +138,7 @@ def _minimiser(
 
     def landscape(W: Array) -> tuple[float, Array, Array]:
         over = float(objective.value(W)) - infimum
-        if over <= 0:
-            return np.nan, W, np.eye(len(W))
-        descent, relative, _ = objective.linearise(W)
-        steep = float(np.exp(descent.log_norm[0])) / over
-        gradient = -steep * descent.direction
-        return float(np.log(over)), gradient, -steep * relative - np.outer(gradient, gradient)
+        return log_landscape(objective, W, np.log(over) if over > 0 else np.nan)
 
     return minimise(landscape, start, sphere=Sphere(radius)).point
 
@@ -154,7 +150,7 @@ def _angle_to_line(W: Float[Array, " D"], finite: Float[Array, " D"], direction:
     return float(np.arccos(np.clip(cosine, -1.0, 1.0)))
 
 
-def _bowl(centre: list[float]) -> NonlinearHead:
+def _bowl_around(centre: list[float]) -> NonlinearHead:
     """`-|x - c|^2 / 2`: best served by the mixture nearest to c."""
     c = np.array(centre)
     flat = -np.eye(len(c))
@@ -170,14 +166,14 @@ def _two_of_three() -> ProblemInstance:
     )
     queries = np.array([[1.0, 0.2], [-0.3, 1.0]])
     problem = cross_attention(tokens, queries, [1, 1], scores=np.zeros((2, 3)))
-    return ProblemInstance(problem, "two of three tokens", head=_bowl([1.0, 1.0, 0.0]))
+    return ProblemInstance(problem, "two of three tokens", head=_bowl_around([1.0, 1.0, 0.0]))
 
 
 def _on_the_brink() -> ProblemInstance:
     """The second input's third token is worth exactly what the mixture is: it is driven away to second order only."""
     tokens = [[[0, 0.5, 0], [0, -1.0, 0], [0, -1.0, 0.5]], [[1.0, 0, 0], [-1.0, 0, 0], [0, 0, 1.0]]]
     problem = cross_attention(tokens, np.eye(2), [1, 1], scores=np.zeros((2, 3)))
-    return ProblemInstance(problem, "a token worth as much as the mixture", head=_bowl([0.0, 1.0, 0.0]))
+    return ProblemInstance(problem, "a token worth as much as the mixture", head=_bowl_around([0.0, 1.0, 0.0]))
 
 
 CLAIMS = (

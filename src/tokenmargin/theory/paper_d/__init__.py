@@ -5,9 +5,9 @@ One layer of self-attention with a fixed head reads `fW(X) = X' softmax(X W z)`,
 Next tokens that are not in their sequence (outside Assumption 2) are refused when a problem is posed.
 """
 
-from tokenmargin.theory.paper_d import convexity, descent, graph, paths, risk
+from tokenmargin.theory.paper_d import convexity, descent, paths, risk
 from tokenmargin.theory.paper_d.instance import NextTokenInstance, assumption1, assumption2, assumption3
 
-CLAIMS = (*graph.CLAIMS, *convexity.CLAIMS, *risk.CLAIMS, *descent.CLAIMS, *paths.CLAIMS)
+CLAIMS = (*convexity.CLAIMS, *risk.CLAIMS, *descent.CLAIMS, *paths.CLAIMS)
 
 __all__ = ["CLAIMS", "NextTokenInstance", "assumption1", "assumption2", "assumption3"]

@@ -39,7 +39,7 @@ PIS = (0.1, 1.0)
 """Values of pi at which Lemma 15 is tried."""
 
 
-def _vanishes(name: str, value: float) -> Slack:
+def _goes_to_zero(name: str, value: float) -> Slack:
     return seen(below(name, value, 1e-6), FLOW)
 
 
@@ -47,7 +47,7 @@ def _step_size(x: NextTokenInstance) -> Slack:
     return below("step, over 1/L", x.factor, 1)
 
 
-def _descend(x: NextTokenInstance, steps: int) -> Float[Array, "steps D"]:
+def _descent_points(x: NextTokenInstance, steps: int) -> Float[Array, "steps D"]:
     """Gradient descent with the instance's step."""
     eta, W = x.factor / (x.smoothness() or 1.0), np.zeros(x.objective.dimension) if x.start is None else x.start
     path = [W]
@@ -71,8 +71,8 @@ def theorem1(x: NextTokenInstance) -> Findings:
     return Findings(
         hypotheses,
         (
-            _vanishes("largest weight outside that component", outside),
-            _vanishes("largest difference of a weight inside it from that of W_soft", off),
+            _goes_to_zero("largest weight outside that component", outside),
+            _goes_to_zero("largest difference of a weight inside it from that of W_soft", off),
             above("smallest weight of W_soft inside it", float(soft[x.tied].min()), 0, strict=True),
         ),
     )
@@ -88,9 +88,11 @@ def _bounded_descent(x: NextTokenInstance) -> float:
 
 def _projection_converges(x: NextTokenInstance) -> Slack:
     if x.factor <= 1:
-        return _vanishes("distance of the projection to W_fin", float(np.linalg.norm(_from_fin(x, x.flow_limit.point))))
-    late = np.linalg.norm([_from_fin(x, W) for W in _descend(x, STEPS)[-2:]], axis=1)
-    return _vanishes(f"distance of the projection to W_fin, last two of {STEPS} steps", float(late.max()))
+        return _goes_to_zero(
+            "distance of the projection to W_fin", float(np.linalg.norm(_from_fin(x, x.flow_limit.point)))
+        )
+    late = np.linalg.norm([_from_fin(x, W) for W in _descent_points(x, STEPS)[-2:]], axis=1)
+    return _goes_to_zero(f"distance of the projection to W_fin, last two of {STEPS} steps", float(late.max()))
 
 
 def _from_fin(x: NextTokenInstance, W: Float[Array, " D"]) -> Float[Array, " s"]:
@@ -227,7 +229,7 @@ def _log_excess(x: NextTokenInstance, W: Float[Array, " D"]) -> float:
     return float(logsumexp(sizes) - np.log(x.problem.n))
 
 
-def _radius(x: NextTokenInstance, part: Float[Array, " D"], pi: float) -> float:
+def _radius_of_31(x: NextTokenInstance, part: Float[Array, " D"], pi: float) -> float:
     """R_pi of (31) for a projection, with the worst i and j, and d_i where the proof's second term prints d_j."""
     logits, theta = x.objective.problem.keys.logits(part), 1 / float(np.linalg.norm(x.svm))
     away = x.problem.mask & ~x.tied
@@ -238,7 +240,7 @@ def _radius(x: NextTokenInstance, part: Float[Array, " D"], pi: float) -> float:
     return max(first, -(float(d.min()) + b) / theta, 1e-9)
 
 
-def _directions(x: NextTokenInstance) -> Float[Array, "k D"]:
+def _tried_directions(x: NextTokenInstance) -> Float[Array, "k D"]:
     """Unit directions across the cyclic subspace: at random, near W_svm, and the best for single sequences."""
     inside = svm_subspace(x.problem)
     drawn = unit_rows(x.rng.standard_normal((DRAWN, len(inside))) @ inside)
@@ -264,15 +266,15 @@ def lemma15_repaired(x: NextTokenInstance) -> Findings:
             *((W @ x.cyclic_basis.T) @ x.cyclic_basis for W in (x.limit.finite.point, x.points(1)[0])),
         ):
             for far in (1.01, 10.0):
-                length = far * _radius(x, part, pi)
+                length = far * _radius_of_31(x, part, pi)
                 compared = _log_excess(x, (1 + pi) * length * unit + part)
-                tried = min(_log_excess(x, length * u + part) for u in _directions(x))
+                tried = min(_log_excess(x, length * u + part) for u in _tried_directions(x))
                 # Logits of size |W| are known to eps of it.
                 worst = min(worst, tried - compared + 64 * EPS * length * (1 + pi) * x.longest)
     return Findings(hypotheses, (sampled(above("smallest lead of W_svm in log excess risk", worst, 0)),))
 
 
-def _recession(x: NextTokenInstance, W: Float[Array, " D"]) -> float:
+def _slope_at_infinity(x: NextTokenInstance, W: Float[Array, " D"]) -> float:
     """`lim L(t W) / t`: of each sequence, by how much the largest logit is ahead of the next token's."""
     logits = np.where(x.problem.mask, x.objective.problem.keys.logits(W), -np.inf)
     label = (x.problem.index == x.problem.labels[:, None]) & x.problem.mask
@@ -288,11 +290,11 @@ def lemma15(x: NextTokenInstance) -> Findings:
     if not found.conclusion or not len(x.cyclic_basis):
         return found
     unit, lead = x.svm / np.linalg.norm(x.svm), np.inf
-    for u in _directions(x):
+    for u in _tried_directions(x):
         for V in (*x.cyclic_basis, *-x.cyclic_basis):
             for size in (1.0, 4.0):
                 grown = size * V
-                lead = min(lead, _recession(x, u + grown) - _recession(x, (1 + PIS[0]) * unit + grown))
+                lead = min(lead, _slope_at_infinity(x, u + grown) - _slope_at_infinity(x, (1 + PIS[0]) * unit + grown))
     slack = above("smallest lead of W_svm in L(t W) / t, as t grows", lead / x.longest, 0, tolerance=1e-9)
     return Findings(found.hypotheses, (*found.conclusion, sampled(slack)))
 

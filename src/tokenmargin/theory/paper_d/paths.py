@@ -44,7 +44,7 @@ RADII = (6.0, 12.0)
 STARTS = 4
 
 
-def _orders(x: NextTokenInstance, slope: Float[Array, " n"], outputs: Float[Array, " n"]) -> Float[Array, " n"]:
+def _powers_of_gap(x: NextTokenInstance, slope: Float[Array, " n"], outputs: Float[Array, " n"]) -> Float[Array, " n"]:
     """With what power of the gap the loss leaves its value at each output: 1 where its slope is not zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
         near, nearer = (x.loss.log_excess(outputs, np.full_like(outputs, gap)) for gap in (-8.0, -12.0))
@@ -56,7 +56,7 @@ def _fall_ratio(x: NextTokenInstance, part: Float[Array, " D"]) -> Slack:
     outputs = x.cyclic_outputs(part)
     with np.errstate(divide="ignore"):
         slope = np.exp(x.loss.log_slope(outputs))
-    orders = _orders(x, slope, outputs)[x.problem.sequence[~x.problem.with_label]]
+    orders = _powers_of_gap(x, slope, outputs)[x.problem.sequence[~x.problem.with_label]]
     inside = svm_subspace(x.problem)
     rows = (x.rows_behind @ inside.T) * orders[:, None]
     best = solve(row_constraints(rows))
@@ -76,7 +76,7 @@ class _SearchedMinima:
     projection: Float[Array, " s"]
 
 
-def _search(x: NextTokenInstance, part: Float[Array, " D"]) -> _SearchedMinima:
+def _search_minima(x: NextTokenInstance, part: Float[Array, " D"]) -> _SearchedMinima:
     length = float(np.linalg.norm(x.svm))
     radii = [c * length + float(np.linalg.norm(part)) for c in RADII]
     path = regularisation_path(x.objective, radii, rng=x.rng, starts=STARTS, directions=np.stack([x.svm, x.svm + part]))
@@ -105,7 +105,7 @@ def theorem3(x: NextTokenInstance) -> Findings:
         return Findings(hypotheses)
     if not low.inside:
         return Findings(hypotheses, (seen(true("the projection stays in a bounded set", False)),))
-    found = _search(x, low.point)
+    found = _search_minima(x, low.point)
     off = float(np.linalg.norm(found.projection - x.cyclic_basis @ low.point)) * x.longest
     near = seen(below("distance of the projection to the cyclic component, in logits", off, 1e-2), FARTHER)
     return Findings(hypotheses, (_fall_ratio(x, low.point), _nears_direction(found), near))
@@ -141,7 +141,7 @@ def theorem4(x: NextTokenInstance) -> Findings:
     hypotheses = (acyclic, assumption3(x.embeddings, x.head), *decreasing_loss(x), feasible(x), some_order(x))
     if not x.has_direction:
         return Findings(hypotheses)
-    found = _nears_direction(_search(x, np.zeros_like(x.svm)))
+    found = _nears_direction(_search_minima(x, np.zeros_like(x.svm)))
     return Findings(
         hypotheses, (_fall_ratio(x, np.zeros_like(x.svm)), found) if hypotheses[1].holds and not several else (found,)
     )

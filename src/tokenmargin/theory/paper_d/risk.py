@@ -201,7 +201,7 @@ def equation18(x: NextTokenInstance) -> Findings:
     return Findings(hypotheses, (sampled(slack),))
 
 
-def _norms(x: NextTokenInstance) -> tuple[float, float]:
+def _largest_norms(x: NextTokenInstance) -> tuple[float, float]:
     """`max_i |X_i| |z_i|` with spectral norms, and M^2."""
     lengths = np.linalg.norm(x.embeddings, axis=1)
     rows = zip(x.problem.index, x.problem.mask, x.problem.last.tolist(), strict=True)
@@ -217,7 +217,7 @@ def equation20(x: NextTokenInstance) -> Findings:
         apart = attention_weights(posed.keys, W) - attention_weights(posed.keys, V)
         moved = np.where(posed.mask, posed.keys.logits(W - V), 0.0)
         worst = max(worst, float((np.linalg.norm(apart, axis=1) - np.linalg.norm(moved, axis=1)).max()))
-    spectral, squared = _norms(x)
+    spectral, squared = _largest_norms(x)
     room = 64 * EPS * squared * x.problem.T
     return Findings(
         (),

@@ -46,7 +46,7 @@ def leading_terms(x: ProblemInstance, p: Float[Array, " D"]) -> tuple[Float[Arra
     return margins, bound * lengths, distance / float((bound * lengths).sum())
 
 
-def _proof(x: ProblemInstance, found: LimitConstants) -> tuple[Slack, ...]:
+def _lemmas_of_proof(x: ProblemInstance, found: LimitConstants) -> tuple[Slack, ...]:
     """Lemma 1 along p^ log t + w, and the slope of Phi along rays from w."""
     direction = found.named.solution.vector
     worst = max(
@@ -101,18 +101,18 @@ def constants(x: ProblemInstance) -> Findings:
     point = minimum_along(x.objective, direction, radius)
     expected = found.constant if found.reason else found.constant - found.correction / radius
     statement: tuple[Slack, ...] = (
-        _close("R angle(p_R, p^) on the regularisation path", found.product(point), expected),
+        _equal_to_four_digits("R angle(p_R, p^) on the regularisation path", found.product(point), expected),
     )
     if found.reason:
         return Findings(hypotheses, statement)
     start = (200 + 30 * found.constant / float(keys.norm(direction))) * direction + x.sphere(1, x.rng)[0]
     path = flow(x.objective, start=start, until_norm=radius)
     measured = found.product(path.prompt) if path.stop == "norm" else np.nan
-    statement += (_close("|p_t| angle(p_t, p^) on the flow", measured, found.of_flow(path.prompt)),)
-    return Findings(hypotheses, (*statement, *_proof(x, found)))
+    statement += (_equal_to_four_digits("|p_t| angle(p_t, p^) on the flow", measured, found.of_flow(path.prompt)),)
+    return Findings(hypotheses, (*statement, *_lemmas_of_proof(x, found)))
 
 
-def _close(name: str, measured: float, expected: float) -> Slack:
+def _equal_to_four_digits(name: str, measured: float, expected: float) -> Slack:
     """Four digits; a constant below 1e-3 is compared to 5e-8."""
     tolerance = FOUR_DIGITS * max(abs(expected), 1e-3) if np.isfinite(expected) else 0.0
     return seen(equal(name, measured, expected, tolerance=tolerance))

@@ -51,7 +51,7 @@ def limit_variance(corpus: TokenCorpus) -> Float[Array, " m"]:
     return np.asarray((apart**2).sum(axis=1) / 2 + (chi**2).sum(axis=1) / 16)
 
 
-def _parts(x: EmbeddingInstance, step: FirstStep) -> dict[str, bool]:
+def _proof_at_draw(x: EmbeddingInstance, step: FirstStep) -> dict[str, bool]:
     """The proof's inequalities at one draw, with its own largest inner product eps in the place of x (1 + x)."""
     q, _ = token_shares(x.corpus)
     start, gradient = step.before, step.descent
@@ -81,7 +81,7 @@ def sharp_first_step(x: EmbeddingInstance) -> Findings:
     within = (errors <= 2.8 * x.step * q * far).all(axis=1) & (prompts <= 1.3 * x.step * far)
     measured = float(x.dimension) * (errors / x.step) ** 2
     z = (measured.mean(axis=0) - limit_variance(x.corpus)) / (measured.std(axis=0, ddof=1) / np.sqrt(x.draws))
-    proof = [_parts(x, step) for step in x.steps]
+    proof = [_proof_at_draw(x, step) for step in x.steps]
     return Findings(
         hypotheses=(one_length(x), below("x = sqrt(2 Lambda/d)", far, SMALL)),
         conclusion=(
@@ -93,7 +93,7 @@ def sharp_first_step(x: EmbeddingInstance) -> Findings:
     )
 
 
-def _logits(x: EmbeddingInstance, step: FirstStep) -> tuple[float, float]:
+def _spread_and_shortfall(x: EmbeddingInstance, step: FirstStep) -> tuple[float, float]:
     """The largest difference of logits after the step, and by how much a margin falls short of its mean frequency."""
     logits, _ = step.after.overlaps
     outputs = EmbeddingObjective(x.corpus).outputs(step.after)
@@ -106,7 +106,7 @@ def sharp_conditions(x: EmbeddingInstance) -> Findings:
     differ by at most `x (4.7 + 8.2 eta_0)` and every margin is at least `(1/T) sum (eta_0/2) y alpha - 1/22`: what the
     proof of Theorem 5 takes from the first step. (Ours; proof in docs/results/first-step-sharp.md.)"""
     far = relative_deviation(x)
-    parts = [_logits(x, step) for step in x.steps]
+    parts = [_spread_and_shortfall(x, step) for step in x.steps]
     least = sharp_dimension(x.corpus.size, x.step, x.delta)
     hypotheses: tuple[Slack, ...] = (
         *selective_conditions(x),

@@ -55,7 +55,7 @@ def _below_the_margin(x: ProblemInstance, phases: JointPhases) -> Slack:
     )
 
 
-def _hypotheses(x: ProblemInstance) -> tuple[tuple[Slack, ...], JointPhases | None]:
+def _shared_hypotheses(x: ProblemInstance) -> tuple[tuple[Slack, ...], JointPhases | None]:
     """What both statements ask of the problem, and its phases where there are any."""
     hypotheses = separable(Joint(x))
     if not all(slack.holds for slack in hypotheses):
@@ -76,7 +76,7 @@ def _best_head(x: ProblemInstance, r: float) -> tuple[Float[Array, " D"], Float[
     return found.point, np.asarray(problem.labels * (chosen.tokens[:, 0] @ found.point))
 
 
-def _convexity(x: ProblemInstance) -> Slack:
+def _bound_by_convexity(x: ProblemInstance) -> Slack:
     """(3) of the proof, for random v and p: `L - L_0 >= mean_i w_i sum_t s_it Y_i v'(x_i alpha - x_it)`."""
     problem, rng, least = x.problem, x.rng, np.inf
     best = np.arange(problem.n), x.alpha
@@ -107,7 +107,7 @@ def joint_phase(x: ProblemInstance) -> Findings:
     `(1/R) log(L/L_0 - 1)` tends to minus its value, where L_0 is the risk of the best head on alpha alone. It is the
     direction of p^relax for rho >= max (M - mu_i)/(m_i - 1), M and mu_i the margins of that direction. (Logistic loss;
     ours, proof in docs/results/joint-phase.md.)"""
-    hypotheses, phases = _hypotheses(x)
+    hypotheses, phases = _shared_hypotheses(x)
     if phases is None:
         return Findings(hypotheses)
     joint = Joint(x)
@@ -123,13 +123,13 @@ def joint_phase(x: ProblemInstance) -> Findings:
     conclusion = (
         *_falls_like_inverse("the phase law, of p", p, norms),
         *_falls_like_inverse("v^mm, of v", v, norms),
-        _exponent(x, phase, path.heads[-1], path.prompts[-1]),
-        _convexity(x),
+        _exponent_of_excess(x, phase, path.heads[-1], path.prompts[-1]),
+        _bound_by_convexity(x),
     )
     return Findings(hypotheses, conclusion)
 
 
-def _exponent(x: ProblemInstance, phase: Phase, v: Float[Array, " a"], p: Float[Array, " b"]) -> Slack:
+def _exponent_of_excess(x: ProblemInstance, phase: Phase, v: Float[Array, " a"], p: Float[Array, " b"]) -> Slack:
     """(1/R) log(L/L_0 - 1) against minus the value of the phase."""
     problem = x.problem
     scores = problem.labels[:, None] * problem.values.logits(v)
@@ -148,7 +148,7 @@ def joint_descent(x: ProblemInstance) -> Findings:
     flow has `|p| <= (2/mu) log |v| + C` for every mu below the margin of u: it is at rho = infinity, where u is that of
     p^relax if the support inputs keep comparable slopes. (Ours; proof in docs/results/joint-phase.md. Here factor is
     the ratio of the steps; both are followed as flows.)"""
-    hypotheses, phases = _hypotheses(x)
+    hypotheses, phases = _shared_hypotheses(x)
     if phases is None:
         return Findings(hypotheses)
     problem, keys = scaled_values(x.problem, x.factor), x.problem.keys
@@ -169,10 +169,12 @@ def joint_descent(x: ProblemInstance) -> Findings:
     ends = [objective.prompt(path.final) / keys.norm(objective.prompt(path.final)) for path in (blocks, together)]
     least = min(float(least_margins(x.problem, end, x.alpha).min()) for end in ends)
     hypotheses = (*hypotheses, seen(above("least margin of p/|p| at the ends", least, 0, strict=True)))
-    return Findings(hypotheses, (*_falls_like_inverse("the phase law, of p", u, REACH), *_slow(x, phases, together)))
+    return Findings(
+        hypotheses, (*_falls_like_inverse("the phase law, of p", u, REACH), *_flow_to_relaxed(x, phases, together))
+    )
 
 
-def _slow(x: ProblemInstance, phases: JointPhases, path: FlowPath) -> tuple[Slack, ...]:
+def _flow_to_relaxed(x: ProblemInstance, phases: JointPhases, path: FlowPath) -> tuple[Slack, ...]:
     """Gradient flow: the direction is that of p^relax, and |p| grows like 2 |p^relax| log |v|."""
     objective, keys = path.objective, x.problem.keys
     if path.norm < 0.99e8:

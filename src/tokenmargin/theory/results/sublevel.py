@@ -18,7 +18,7 @@ from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.instances import figure8, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, copies_of
+from tokenmargin.selection import angle, copies_of, lead_over
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
 from tokenmargin.theory.paper_a.conditions import selective_conditions, without_subject
 from tokenmargin.theory.results.first_step import sharp_dimension
@@ -75,7 +75,7 @@ class Sublevel:
         state = PromptObjective(self.problem, loss).forward(p)
         rivals = self.problem.mask & ~copies_of(self.problem, self.named.selected)
         logits = self.problem.keys.logits(p)
-        leads = (np.take_along_axis(logits, self.named.selected[:, None], axis=1) - logits)[rivals]
+        leads = lead_over(logits, self.named.selected)[rivals]
         logs = (loss.log_slope(state.output)[:, None] + state.log_weights + state.log_lead)[rivals]
         shares = np.exp(logs - logs.max())
         return float(shares @ (leads - leads.min()) / shares.sum())

@@ -1,6 +1,9 @@
-"""An interior point method for the max-margin problem of very many constraints.
+"""Two ways to propose the solution of very many constraints: cutting planes, and an interior point method.
 
-The shortest p with `<a_j, p> >= 1` on all rows points to the point of least norm in the convex hull of the rows:
+Cutting planes: the constraints that matter enter a restricted problem, which daqp re-solves from where it stood.
+
+Interior points: the shortest p with `<a_j, p> >= 1` on all rows points to the point of least norm in the convex hull of
+the rows:
 
     min |q|^2 / 2 - t   under   <a_j, q> - t >= 0;     dual:   max -|A' lambda|^2 / 2   over   lambda >= 0, sum = 1
 
@@ -8,7 +11,7 @@ Both sides have interior points whatever the rows are, so the iterates always ex
 `p = q / t`, or with `t = 0` and a Farkas vector. An iteration costs one product of size `m d^2` and one Cholesky
 factorisation, however many constraints there are (see `Differences`).
 
-The last digits are not the method's: the constraints it found to be active are then solved as equations.
+The last digits are not the methods': the constraints they found to be active are then solved as equations.
 """
 
 from __future__ import annotations
@@ -17,13 +20,104 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from scipy.linalg import cho_factor, cho_solve
 
-from tokenmargin.margin.certificate import TOLERANCE
+from tokenmargin.margin.certificate import TOLERANCE, normalised_systems
+from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.corpus.pairs import Differences, Proposal
 from tokenmargin.margin.corpus.polish import polish_farkas, polish_solution
+from tokenmargin.margin.single.proposals import RestrictedProblem
+
+CUTS = 3
+"""Constraints added in a round, as a multiple of the dimension."""
+PER_TOKEN = 2
+"""Constraints of one selected token added in a round: more of the same hardly turn the solution."""
+MASTER = 12
+"""Largest master problem, as a multiple of the dimension, before slack constraints are dropped."""
+
+
+def cutting_planes(
+    rows: Differences,
+    *,
+    start: Float[Array, " d"] | None = None,
+    gap: float,
+    progress: Callable[[float], None] | None = None,
+) -> Proposal:
+    """Multipliers of the solution or of a refutation.
+
+    **Arguments**
+    - `start`: a vector whose tightest constraints are taken first.
+    - `gap`: relative gap in the norm at which to stop.
+    - `progress`: called in every round with the gap reached (infinite until a feasible vector is known).
+    """
+    master = RestrictedProblem(rows.vectors.shape[1])
+    p = rows.vectors[np.unique(rows.plus)].mean(axis=0) if start is None else start
+    best, least = Proposal(np.zeros(len(rows)), p), np.inf
+    while True:
+        margins = rows.times(p)
+        if len(master):
+            guess = Proposal(_scatter_multipliers(master, rows), p)
+            reached = rows.gap(guess.multipliers, p)
+            if reached <= least:
+                best, least = guess, reached
+        if progress is not None:
+            progress(least)
+        cuts = _most_violated(margins, rows, master)
+        if least <= gap or not len(cuts):
+            return polish_solution(rows, best, best.multipliers > 0)
+        _take_into_play(master, rows, cuts)
+        if not master.solve():
+            return _refutation(master, rows)
+        p = master.vector
+
+
+def _take_into_play(master: RestrictedProblem, rows: Differences, cuts: Int[Array, " c"]) -> None:
+    """Take constraints into play, and let idle ones go when there are many."""
+    raw = rows.dense(cuts)
+    if len(master) + len(cuts) > MASTER * raw.shape[1]:
+        master.forget_idle()
+    lengths = np.sqrt(np.einsum("kd,kd->k", raw, raw))
+    lengths[lengths == 0] = 1.0
+    master.add(cuts, raw / lengths[:, None], 1 / lengths)
+
+
+def _scatter_multipliers(master: RestrictedProblem, rows: Differences) -> Float[Array, " k"]:
+    """The master's multipliers, scaled to the given rows and put at the rows' places; zero elsewhere."""
+    multipliers = np.zeros(len(rows))
+    multipliers[master.numbers] = master.multipliers * master.bound
+    return multipliers
+
+
+def _refutation(master: RestrictedProblem, rows: Differences) -> Proposal:
+    """The Farkas vector of a master problem that has no solution, where one is found."""
+    systems = normalised_systems(master.rows[None], master.bound[None])
+    found = solve_systems(systems)
+    if found.residuals[0, 4] < np.inf:
+        master.multipliers = found.farkas[0] / systems.lengths[0]
+    return Proposal(_scatter_multipliers(master, rows), None)
+
+
+def _most_violated(margins: Float[Array, " k"], rows: Differences, master: RestrictedProblem) -> Int[Array, " c"]:
+    """The most violated constraints not in play yet, few of one selected token; in the first round the tightest."""
+    number = CUTS * rows.vectors.shape[1]
+    candidates = np.flatnonzero(margins < 1 - TOLERANCE) if len(master) else np.arange(len(margins))
+    # Sorting all would cost more than the rounds: a selection first, twenty times what is wanted since most of it may
+    # be in play already or share its selected token.
+    if len(candidates) > 20 * number:
+        candidates = candidates[np.argpartition(margins[candidates], 20 * number)[: 20 * number]]
+    candidates = candidates[~np.isin(candidates, master.numbers)]
+    candidates = candidates[np.argsort(margins[candidates], kind="stable")]
+    heads = rows.plus[candidates]
+    by_head = np.argsort(heads, kind="stable")
+    sorted_heads = heads[by_head]
+    # Candidates are sorted by margin, and the sort by token is stable: the distance to the first of one's own token
+    # (which searchsorted finds) is one's rank among them, 0 for the most violated.
+    rank = np.empty(len(heads), dtype=np.intp)
+    rank[by_head] = np.arange(len(heads)) - np.searchsorted(sorted_heads, sorted_heads)
+    return candidates[rank < PER_TOKEN][:number]
+
 
 ITERATIONS = 100
 """Steps after which to stop: from 9 to 35 were seen."""
@@ -66,7 +160,7 @@ def interior_point(rows: Differences, *, gap: float, progress: Callable[[float],
     - `gap`: relative gap in the norm at which the multipliers are good enough.
     - `progress`: called in every iteration with the gap reached (infinite until `A q > 0`).
     """
-    state, lengths = _start(rows), rows.lengths()
+    state, lengths = _first_point(rows), rows.lengths()
     for _ in range(ITERATIONS):
         reached = rows.gap(state.multipliers, state.q)
         if progress is not None:
@@ -76,16 +170,18 @@ def interior_point(rows: Differences, *, gap: float, progress: Callable[[float],
         combined = rows.adjoint(state.multipliers)
         if np.linalg.norm(combined) <= TOLERANCE * (state.multipliers @ lengths):
             return polish_farkas(rows, state.multipliers)
-        following = _iterate(rows, state, combined)
+        following = _newton_step(rows, state, combined)
         if following is None:
             break
         state = following
     if not state.t > 0:
         return polish_farkas(rows, state.multipliers)
-    return polish_solution(rows, Proposal(state.multipliers / state.t, state.q / state.t), _active(rows, state))
+    return polish_solution(
+        rows, Proposal(state.multipliers / state.t, state.q / state.t), _active_constraints(rows, state)
+    )
 
 
-def _start(rows: Differences) -> State:
+def _first_point(rows: Differences) -> State:
     """Equal multipliers, the q they make, and t low enough for all slacks to be of one size."""
     multipliers = np.full(len(rows), 1 / len(rows))
     q = rows.adjoint(multipliers)
@@ -95,7 +191,7 @@ def _start(rows: Differences) -> State:
     return State(q, t, margins - t, multipliers)
 
 
-def _iterate(rows: Differences, state: State, combined: Float[Array, " d"]) -> State | None:
+def _newton_step(rows: Differences, state: State, combined: Float[Array, " d"]) -> State | None:
     """One step, or None where the normal matrix has lost its digits.
 
     With `D = multipliers / slack` the Newton equations reduce to `(I + A' D A - g g' / delta) dq = ...`, where
@@ -132,7 +228,7 @@ def _iterate(rows: Differences, state: State, combined: Float[Array, " d"]) -> S
     return following if inside and np.isfinite(following.q).all() else None
 
 
-def _active(rows: Differences, state: State) -> Bool[Array, " k"]:
+def _active_constraints(rows: Differences, state: State) -> Bool[Array, " k"]:
     """The constraints whose multipliers stay while their slacks vanish: above the widest gap between the ratios."""
     # A multiplier is of the size 1/d where it is not zero, and a slack of the size t.
     ratio = np.log(rows.vectors.shape[1] * state.multipliers) - np.log(state.slack / state.t)
