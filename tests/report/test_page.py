@@ -143,3 +143,14 @@ def test_dimensions_are_told_apart_by_shades_that_mean_no_direction() -> None:
     shades = [to_hex(line.get_color()) for line in axes.lines if line.get_label().startswith("$d=")]
     assert len(set(shades)) == 7
     assert not {shade.upper() for shade in shades} & set(LIMIT_COLOURS)
+
+
+def test_pages_raise_what_is_raised(tmp_path: Path) -> None:
+    """`p^mm` and `<E,p>` are typed in findings; what looks like markup stays text."""
+    table = PageTable(("what",), [("<E,p> of p^mm",)])
+    section = Section("v^mm & more", ("cosine with p^relax <b>",), tables=(table,))
+    path = write_page(tmp_path / "page.html", title="t", lead="l", sections=[section], command="c")
+    page = path.read_text(encoding="utf-8")
+    assert "v<sup>mm</sup> &amp; more" in page
+    assert "p<sup>relax</sup> &lt;b&gt;" in page
+    assert "&lang;E,p&rang; of p<sup>mm</sup>" in page

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from urllib.parse import quote
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from tokenmargin._files import atomic_path
@@ -67,10 +67,17 @@ def write_template(path: Path, name: str, shown: Mapping[str, object]) -> Path:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
+    environment.filters["marked"] = _marked
     text = environment.get_template(name).render(shown)
     with atomic_path(path) as beside:
         beside.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path
+
+
+def _marked(text: str) -> Markup:
+    """The text as HTML, with `p^mm` raised and products such as `<E,p>` in angle brackets."""
+    raised = re.sub(r"\b([pv])\^(mm|relax)\b", r"\1<sup>\2</sup>", str(escape(text)))
+    return Markup(re.sub(r"&lt;(\w+), ?(\w+)&gt;", r"&lang;\1,\2&rang;", raised))
 
 
 def inline_svg(figure: Figure, prefix: str) -> Markup:

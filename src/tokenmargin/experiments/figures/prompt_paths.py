@@ -269,7 +269,7 @@ class Figure2(PromptPaths):
     shows = "a sketch: gradient descent started inside the cone around a locally optimal direction p^mm. No numbers."
     differences = (
         "The sketch has no data; ours are those of Figure 8, around its LMM. The cone's width and the norm it begins "
-        "at are those of the proof, as cone_constants computes them.",
+        "at are those of the proof, with one step mended (cone_constants).",
         "Theorem 3 is about gradient descent with small steps; normalised descent in small steps follows the same "
         "curve in fewer of them.",
     )
