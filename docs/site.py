@@ -33,6 +33,7 @@ from site_reference import TASKS, task_text  # noqa: E402
 import tokenmargin  # noqa: E402
 from tokenmargin.experiments import EXPERIMENTS, AbstractExperiment, command  # noqa: E402
 from tokenmargin.report.explore.page import explore_page  # noqa: E402
+from tokenmargin.report.page import marked  # noqa: E402
 
 TUTORIALS = ("zero_to_theorem", "csv_to_report", "theorem_sweep_figure")
 USE = ("guide.md", "choose.md", "questions.md", "glossary.md")
@@ -100,7 +101,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """The formulas, in the places that were kept for them."""
+    """The formulas, in the places that were kept for them. A product such as `<E, p>` is no tag, and must be seen."""
+    html = re.sub(r"<([A-Za-z]\w*), ?(\w+)>", r"&lang;\1, \2&rang;", html)
     return re.sub(
         r"(?:<p>)?FORMULA(\d+)BLOCK(?:</p>)?|FORMULA(\d+)INLINE", lambda f: page.formulas[int(f[1] or f[2])], html
     )
@@ -235,7 +237,8 @@ def _recorded(experiment: type[AbstractExperiment]) -> list[dict[str, str]]:
 
 def _findings(experiment: type[AbstractExperiment]) -> list[str]:
     rows = [
-        f"| {one['what']} | {one['measured']} | {one['expected']} | {one['verdict']} |" for one in _recorded(experiment)
+        f"| {marked(one['what'])} | {one['measured']} | {one['expected']} | {one['verdict']} |"
+        for one in _recorded(experiment)
     ]
     return ["| what | measured | expected | verdict |\n|---|---|---|---|\n" + "\n".join(rows)] if rows else []
 

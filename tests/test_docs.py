@@ -39,6 +39,7 @@ def test_there_is_a_page_for_every_experiment(site) -> None:
         assert experiment.title in text
         assert f"tokenmargin reproduce {experiment.figure}" in text
         assert experiment.shows in text
+        assert "p^mm |" not in text
         assert f">{experiment.figure}<" in cards
 
 
@@ -82,6 +83,9 @@ def test_mathematics_is_written_while_the_site_is_built(site) -> None:
     text = site.on_page_markdown("so $a_1 < b$ and `$x$`\n\n$$c^2$$\n\n```sh\necho $HOME $PATH\n```\n", page=page)
     assert "`$x$`" in text
     assert "echo $HOME $PATH" in text
+    assert site.on_page_content("<p>of <E, p> and <E_s,v></p>", page=page) == (
+        "<p>of &lang;E, p&rang; and &lang;E_s, v&rang;</p>"
+    )
     html = site.on_page_content("<p>so FORMULA1INLINE</p><p>FORMULA0BLOCK</p>", page=page)
     assert html.count("<math") == 2
     assert 'display="block"' in html

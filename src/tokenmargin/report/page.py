@@ -67,14 +67,14 @@ def write_template(path: Path, name: str, shown: Mapping[str, object]) -> Path:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters["marked"] = _marked
+    environment.filters["marked"] = marked
     text = environment.get_template(name).render(shown)
     with atomic_path(path) as beside:
         beside.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path
 
 
-def _marked(text: str) -> Markup:
+def marked(text: str) -> Markup:
     """The text as HTML, with `p^mm` raised and products such as `<E,p>` in angle brackets."""
     raised = re.sub(r"\b([pv])\^(mm|relax)\b", r"\1<sup>\2</sup>", str(escape(text)))
     return Markup(re.sub(r"&lt;(\w+), ?(\w+)&gt;", r"&lang;\1,\2&rang;", raised))
