@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from tests.oracles.rounding import rounding
 
 from tokenmargin.problem.geometry import Coordinates, Gram, bilinear
+from tokenmargin.problem.label_problems import ClassProblem
+from tokenmargin.problem.token_problem import TokenProblem
 
 # Sums of at most 12 products (tokens, or five coordinates) of normal draws, all below 4: of logits, inner products and
 # pullbacks in coordinates; in Gram space a sum of such sums.
@@ -154,3 +156,17 @@ def test_geometries_are_read_only() -> None:
 def test_bad_input_is_named_with_its_remedy(build, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         build()
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_equal_values_have_equal_scores(gram: bool) -> None:
+    """A product of matrix and vector may round a row by where it stands: tokens of one value must tie all the same."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        words, which = rng.standard_normal((2, 7 + seed)), rng.integers(0, 2, (3, 5))
+        heads = rng.standard_normal((3, 7 + seed))
+        problem = TokenProblem.of(rng.standard_normal((3, 5, 2)), np.ones(3), head=heads[0], values=words[which])
+        classes = ClassProblem.of(problem.keys.tokens, [0, 1, 2], head=heads.T, values=words[which])
+        scores = (problem.as_gram() if gram else problem).scores
+        for table in (scores, *np.moveaxis(classes.class_logits, -1, 0)):
+            assert len(np.unique(table)) == len(np.unique(which))

@@ -342,5 +342,5 @@ class JointObjective(AbstractObjective):
         """The forward pass at a point, with what the stable gradient needs of it."""
         parts = self.split(theta)
         values = self.problem.values
-        scores = self.problem.labels[:, None] * values.gather(values.project(parts["head"]))
+        scores = self.problem.labels[:, None] * values.outputs(parts["head"])
         return attend(self.problem.keys.logits(parts["prompt"]), scores)

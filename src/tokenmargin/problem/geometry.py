@@ -145,6 +145,10 @@ class Coordinates(AbstractGeometry):
         whole = np.ascontiguousarray(self.vectors + 0.0).view(f"V{8 * self.dimension}").ravel()
         return read_only(np.unique(whole, return_inverse=True)[1].ravel())
 
+    @cached_property
+    def first_equal(self) -> Int[Array, " m"]:
+        return read_only(np.unique(self.equal_rows, return_index=True)[1][self.equal_rows])
+
     @property
     def noise(self) -> float:
         return 8 * _EPS
@@ -319,6 +323,10 @@ class Gram(AbstractGeometry):
         together = squared[:, None] + squared
         return read_only((together - 2 * self.matrix <= 8 * _EPS * together).argmax(axis=1))
 
+    @cached_property
+    def first_equal(self) -> Int[Array, " m"]:
+        return np.arange(self.n_vectors) if self.equal is None else self.equal
+
     @property
     def noise(self) -> float:
         return float(np.sqrt(8 * _EPS))  # a squared length is known to a few eps of its terms
@@ -326,7 +334,9 @@ class Gram(AbstractGeometry):
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class Bilinear(Coordinates):
-    """Coordinates of a matrix W, row by row; the tokens are `z_i k_it'`.
+    """Coordinates of a matrix W, row by row; the tokens are `z_i k_it'`, each number rounded to a double.
+
+    What is proven is proven of these. Keys far from the origin lose digits here: centre them first.
 
     **Attributes**
     - `keys`: the tokens `k_it`, in d coordinates.

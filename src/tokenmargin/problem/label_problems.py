@@ -89,7 +89,7 @@ class ClassProblem(TokenProblem):
         seen = keys if values is None else values
         columns = None if head is None else _numbers("head", head, (seen.dimension,))
         if columns is not None:
-            logits = np.stack([seen.gather(seen.project(column)) for column in columns.T], axis=-1)
+            logits = np.stack([seen.outputs(column) for column in columns.T], axis=-1)
         else:
             logits = _numbers("class_logits", class_logits, keys.index.shape)
         logits = np.where(keys.mask[..., None], logits, 0.0)

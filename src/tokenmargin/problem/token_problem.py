@@ -72,7 +72,7 @@ class TokenProblem(Tabular, Drawable):
             )
         if head is not None:
             head = checked_vector("head", head, values.dimension, "as long as a value vector")
-            scores = signs[:, None] * values.gather(values.project(head))
+            scores = signs[:, None] * values.outputs(head)
         for name, value in (
             ("keys", keys),
             ("labels", signs),

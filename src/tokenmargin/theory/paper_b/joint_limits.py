@@ -83,7 +83,7 @@ class Joint:
     def label_leads(self) -> Float[Array, " n"]:
         """By how much alpha's label margin exceeds that of any other token, in units of Gamma."""
         problem, inputs = self.x.problem, np.arange(self.x.problem.n)
-        outputs = problem.labels[:, None] * problem.values.gather(problem.values.project(self.head.vector))
+        outputs = problem.labels[:, None] * problem.values.outputs(self.head.vector)
         others = problem.mask.copy()
         others[inputs, self.x.alpha] = False
         return np.asarray(outputs[inputs, self.x.alpha] - np.where(others, outputs, -np.inf).max(axis=1))
