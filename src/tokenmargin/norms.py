@@ -29,7 +29,7 @@ from tokenmargin.plugins import PluginError, find
 EPS = float(np.finfo(float).eps)
 Function: TypeAlias = Callable[[Float[Array, " D"]], float]
 Maximiser: TypeAlias = Callable[[Float[Array, " D"]], Float[Array, " D"]]
-Proposal: TypeAlias = Callable[[Float[Array, "k D"], Float[Array, " k"]], tuple[Float[Array, " D"], Float[Array, " k"]]]
+Proposer: TypeAlias = Callable[[Float[Array, "k D"], Float[Array, " k"]], tuple[Float[Array, " D"], Float[Array, " k"]]]
 
 
 class AbstractNorm(abc.ABC):
@@ -197,7 +197,7 @@ class CustomNorm(AbstractNorm):
     norm: Function
     dual: Function
     maximiser: Maximiser | None = None
-    propose: Proposal | None = None
+    propose: Proposer | None = None
     accuracy: float = 1e-12
 
     @property

@@ -46,7 +46,12 @@ def checked_selection(problem: TokenProblem, selected: Selection) -> Int[Array, 
 
 
 def attention_weights(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
-    """Softmax weights `s_i = softmax(K_i p)`; zero where there is no token."""
+    """Softmax weights `s_i = softmax(K_i p)`; zero where there is no token.
+
+    >>> from tokenmargin.problem.instances import figure1b
+    >>> attention_weights(figure1b().keys, np.array([0.0, np.log(3), 0.0])).round(3)
+    array([[0.6, 0.2, 0.2]])
+    """
     if not isinstance(keys, AbstractGeometry):
         raise TypeError(f"attention_weights takes the geometry of keys, problem.keys; got {type(keys).__name__}")
     weights = np.exp(_logits_behind(keys, p))
@@ -96,7 +101,11 @@ def selected_share(
 
 
 def cosine(geometry: AbstractGeometry | ArrayLike, p: ArrayLike, q: ArrayLike | None = None) -> Float[Array, "..."]:
-    """Cosine of the angle between two parameters, or two plain vectors `cosine(p, q)`; NaN when one of them is zero."""
+    """Cosine of the angle between two parameters, or two plain vectors `cosine(p, q)`; NaN when one of them is zero.
+
+    >>> float(cosine([1.0, 0.0], [3.0, 4.0]))
+    0.6
+    """
     geometry, one, other = _pair(geometry, p, q)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(geometry.inner(one, other) / (geometry.norm(one) * geometry.norm(other)))
@@ -134,7 +143,12 @@ def _pair(
 
 
 def optimal_tokens(problem: TokenProblem) -> Bool[Array, "n T"]:
-    """Tokens of highest score in their input (Definition 1); several when they tie."""
+    """Tokens of highest score in their input (Definition 1); several when they tie.
+
+    >>> from tokenmargin.problem.instances import figure1b
+    >>> optimal_tokens(figure1b())
+    array([[ True, False, False]])
+    """
     scores = np.where(checked_problem(problem, "optimal_tokens").mask, problem.scores, -np.inf)
     return np.asarray(scores == scores.max(axis=1, keepdims=True))
 

@@ -18,7 +18,7 @@ def as_pairs(edges: set[tuple[int, int]], ties: tuple[tuple[int, int], ...] = ()
     heads = sorted({head for head, _ in ordered})
     counts = [sum(head == h for head, _ in ordered) for h in heads]
     return RowPairs(
-        heads=np.array(heads, dtype=np.intp),
+        selected=np.array(heads, dtype=np.intp),
         starts=np.concatenate([[0], np.cumsum(counts, dtype=np.intp)]),
         rivals=np.array([rival for _, rival in ordered], dtype=np.int32),
         ties=np.array(ties, dtype=np.intp).reshape(-1, 2),

@@ -104,7 +104,13 @@ class Basins(Tabular, Drawable):
 
 
 def random_starts(problem: TokenProblem, count: int, *, radius: float = 3.0, rng: Rng) -> Float[Array, "starts D"]:
-    """Starts of length `radius` in uniform directions of the span of the tokens."""
+    """Starts of length `radius` in uniform directions of the span of the tokens.
+
+    >>> from tokenmargin.problem.instances import figure1b
+    >>> starts = random_starts(figure1b(), 5, rng=0)
+    >>> starts.shape, bool(np.allclose(np.linalg.norm(starts, axis=1), 3.0))
+    ((5, 3), True)
+    """
     if count < 1 or not 0 < radius < np.inf:
         raise ValueError(f"count must be at least 1 and radius positive and finite, got {count} and {radius}")
     rng = generator(rng)
@@ -266,6 +272,12 @@ def basin_map(
     - `resolution`: points along each axis.
     - `plane`: two directions; by default the first two coordinates.
     - `method`, `steps`, `progress`: as for `basins`.
+
+    >>> from tokenmargin.problem.instances import figure1b
+    >>> basin_map(figure1b(), resolution=3).labels.reshape(3, 3)[::-1]  # the upper row of the plane first
+    array([[0, 0, 0],
+           [0, 0, 1],
+           [0, 1, 1]])
     """
     problem = checked_problem(problem, "basin_map")
     if plane is None:

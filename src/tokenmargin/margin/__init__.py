@@ -100,7 +100,12 @@ def class_margin(
 
 
 def label_margin(problem: TokenProblem, selected: Selection, *, norm: AbstractNorm | str = "l2") -> MarginSolution:
-    """The max-margin head on the selected tokens: the shortest v with `Y_i <v, x_{i alpha_i}> >= 1` (SVM)."""
+    """The max-margin head on the selected tokens: the shortest v with `Y_i <v, x_{i alpha_i}> >= 1` (SVM).
+
+    >>> from tokenmargin.problem.instances import figure3a
+    >>> label_margin(figure3a(), [1, 1, 1]).vector.round(6) + 0.0
+    array([0., 1.])
+    """
     return solve_in_norm(label_constraints(checked_problem(problem, "label_margin"), selected), norm)
 
 

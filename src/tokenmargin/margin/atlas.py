@@ -51,7 +51,7 @@ KEPT = 1 << 24
 """Numbers that the rows of all inputs, or of the children that are solved together, may hold: 128 MiB."""
 
 
-class _Block(NamedTuple):
+class _PrefixBlock(NamedTuple):
     """Prefixes of one length (tokens as ranks by score) and what is known of the solution of each.
 
     `residuals` are those of a proven solution, infinite where the prefix has none.
@@ -68,7 +68,7 @@ class _Block(NamedTuple):
         return np.isfinite(self.residuals).all(axis=1)
 
 
-class _Input:
+class _InputTokens:
     """One input with its distinct tokens by descending score, each as the selected one: rows to the others.
 
     - `order`: their positions. `vectors`: their keys. `scores`: their scores.
@@ -148,7 +148,7 @@ def atlas(
     return tally.atlas(named, began=began, ties_left=ties.left, ties_undecided=ties.unknown)
 
 
-def _distinct_tokens(problem: TokenProblem) -> list[_Input]:
+def _distinct_tokens(problem: TokenProblem) -> list[_InputTokens]:
     """The distinct tokens of every input, up to an isometry of the span of the keys; copies are one token."""
     keys = problem.keys
     if isinstance(keys, Coordinates):
@@ -162,7 +162,7 @@ def _distinct_tokens(problem: TokenProblem) -> list[_Input]:
         visible = np.flatnonzero(problem.mask[i] & (keys.first_copies[i] == np.arange(problem.T)))
         scores = problem.shared_scores[i]
         order = visible[np.argsort(-scores[visible], kind="stable")]
-        inputs.append(_Input(order, vectors[keys.index[i, order]], scores[order]))
+        inputs.append(_InputTokens(order, vectors[keys.index[i, order]], scores[order]))
     if sum(tokens.vectors.size * len(tokens.order) for tokens in inputs) <= KEPT:
         for tokens in inputs:
             tokens.keep()
@@ -203,13 +203,13 @@ class _Walk:
         self.dimension = self.inputs[0].vectors.shape[1]
         self.rank = min(self.dimension, sum(sizes) - problem.n)
 
-    def root(self) -> _Block:
+    def root(self) -> _PrefixBlock:
         """The empty prefix: nothing is asked of p = 0, which is its solution."""
-        return _Block(
+        return _PrefixBlock(
             np.zeros((1, 0), dtype=np.intp), np.zeros((1, 0)), np.zeros((1, self.dimension)), np.zeros((1, 4))
         )
 
-    def extend_prefixes(self, block: _Block) -> Iterator[_Block]:
+    def extend_prefixes(self, block: _PrefixBlock) -> Iterator[_PrefixBlock]:
         """The prefixes one input longer, in blocks; leaves are recorded instead."""
         size = len(self.inputs[block.prefixes.shape[1]].order)
         most = KEPT // (self.dimension * (block.multipliers.shape[1] + size))  # children in memory at once
@@ -223,14 +223,14 @@ class _Walk:
                 continue
             width = max(min(BLOCK, most), 1)
             for s in range(0, len(children.vectors), width):
-                yield _Block(*(array[s : s + width] for array in children))
+                yield _PrefixBlock(*(array[s : s + width] for array in children))
 
-    def _children(self, block: _Block, chosen: Int[Array, " t"]) -> _Block:
+    def _children(self, block: _PrefixBlock, chosen: Int[Array, " t"]) -> _PrefixBlock:
         """The prefixes followed by each of the chosen tokens (ranks) of the next input, less what is ruled out."""
         j = block.prefixes.shape[1]
         size, others = len(chosen), len(self.inputs[j].order) - 1
         parents = np.repeat(np.arange(len(block.prefixes)), size)
-        children = _Block(
+        children = _PrefixBlock(
             prefixes=np.column_stack([block.prefixes[parents], np.tile(chosen, len(block.prefixes))]),
             multipliers=np.concatenate([block.multipliers[parents], np.zeros((len(parents), others))], axis=1),
             vectors=block.vectors[parents],
@@ -240,9 +240,11 @@ class _Walk:
         leaf, share = j + 1 == self.problem.n, 1 / (others + 1)
         if leaf or not _seldom_infeasible(children.multipliers.shape[1], self.rank, share=share):
             alive = self._solve_children(children, np.flatnonzero(~children.known))
-        return _Block(*(array[alive] for array in children))
+        return _PrefixBlock(*(array[alive] for array in children))
 
-    def _parent_residuals(self, block: _Block, tokens: _Input, chosen: Int[Array, " t"]) -> Float[Array, "B t 4"]:
+    def _parent_residuals(
+        self, block: _PrefixBlock, tokens: _InputTokens, chosen: Int[Array, " t"]
+    ) -> Float[Array, "B t 4"]:
         """The parent's residuals for children that its vector already separates; infinity for the others."""
         if not isinstance(self.problem.keys, Coordinates) and len(tokens.order) > 1:
             return np.full((len(block.vectors), len(chosen), 4), np.inf)  # margins are not known so simply
@@ -256,7 +258,7 @@ class _Walk:
         separated = (margins - rounding[:, None, None] * rows.lengths >= np.where(rows.bound > 0, 1.0, 0.0)).all(axis=2)
         return np.where(separated[:, :, None], block.residuals[:, None, :], np.inf)
 
-    def _solve_children(self, children: _Block, todo: Int[Array, " s"]) -> Bool[Array, " B"]:
+    def _solve_children(self, children: _PrefixBlock, todo: Int[Array, " s"]) -> Bool[Array, " B"]:
         """Solve the given children in place; returns which of all children are still in the running."""
         alive = np.ones(len(children.vectors), dtype=bool)
         room = int(min(self.tally.budget - self.tally.solves, len(todo)))
@@ -301,11 +303,11 @@ class _Walk:
         whole = limit_constraints(self.problem, self._positions(ranks[None])[0])
         return whole.only(whole.token[:, 0] < len(prefix))
 
-    def _record_leaves(self, leaves: _Block) -> None:
+    def _record_leaves(self, leaves: _PrefixBlock) -> None:
         """Count the leaves and keep the locally optimal ones."""
         known = leaves.known
         self.tally.undecided += [tuple(row) for row in self._positions(leaves.prefixes[~known]).tolist()]
-        leaves = _Block(*(array[known] for array in leaves))
+        leaves = _PrefixBlock(*(array[known] for array in leaves))
         positions, logits = self._positions(leaves.prefixes), self._logits_of_leaves(leaves)
         near = near_tokens(logits, positions) & self.problem.mask & ~tokens_of_equal_score(self.problem, positions)
         gaps = gaps_over(self.problem.shared_scores, positions, near)
@@ -323,7 +325,7 @@ class _Walk:
         """Positions of the tokens given by rank."""
         return np.stack([tokens.order[t] for tokens, t in zip(self.inputs, prefixes.T, strict=True)], axis=1)
 
-    def _logits_of_leaves(self, leaves: _Block) -> Float[Array, "B n T"]:
+    def _logits_of_leaves(self, leaves: _PrefixBlock) -> Float[Array, "B n T"]:
         """Logits of the leaves' vectors less those of each input's first token, by differences of keys; minus infinity
         where there is no token, and at copies."""
         logits = np.full((*leaves.prefixes.shape, self.problem.T), -np.inf)
@@ -331,7 +333,7 @@ class _Walk:
             logits[:, i, tokens.order] = leaves.vectors @ (tokens.vectors - tokens.vectors[:1]).T
         return logits
 
-    def _solution_of_leaf(self, leaves: _Block, b: int, selected: Int[Array, " n"]) -> MarginSolution:
+    def _solution_of_leaf(self, leaves: _PrefixBlock, b: int, selected: Int[Array, " n"]) -> MarginSolution:
         """The leaf's solution as a parameter of the problem's own geometry."""
         constraints = limit_constraints(self.problem, selected)
         if isinstance(self.problem.keys, Coordinates) and leaves.vectors.shape[1] < self.problem.keys.dimension:

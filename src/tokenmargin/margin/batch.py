@@ -22,7 +22,7 @@ from tokenmargin.engines import usable_cores
 from tokenmargin.margin.certificate import TOLERANCE, normalised_systems, rescale_exactly
 from tokenmargin.margin.compiled.systems import (
     INFEASIBLE,
-    MANY,
+    MOST_ROWS,
     OUT_OF_RANGE,
     RAY,
     UNDECIDED,
@@ -260,7 +260,7 @@ def _answer_block(
     """Answer a block of problems: in compiled code, and the rest as a stack; other norms where none is infeasible."""
     from tokenmargin.margin.compiled.stack import solve_keys  # compiled code, loaded where it is used
 
-    if answers.multipliers.shape[1] <= MANY:
+    if answers.multipliers.shape[1] <= MOST_ROWS:
         solve_keys(keys, selected, where.start, where.stop, answers)
     codes = answers.codes[where]
     if (codes == OUT_OF_RANGE).any() and not np.isfinite(keys if len(keys) == 1 else keys[where]).all():

@@ -126,10 +126,10 @@ def _solve_orthonormal(graph: PriorityGraph) -> MarginSolution:
 
 
 def _as_row_pairs(above: Int[Array, " k"], below: Int[Array, " k"], ties: Int[Array, "q 2"]) -> RowPairs:
-    """The constraints as pairs of a corpus: those of one head together."""
+    """The constraints as pairs of a corpus: those of one component together."""
     order = np.lexsort((below, above))
-    heads, counts = np.unique(above, return_counts=True)
-    return RowPairs(heads, np.concatenate([[0], np.cumsum(counts)]), below[order], ties, len(above))
+    selected, counts = np.unique(above, return_counts=True)
+    return RowPairs(selected, np.concatenate([[0], np.cumsum(counts)]), below[order], ties, len(above))
 
 
 def forced_ties(problem: NextTokenProblem) -> Bool[Array, " edges"]:

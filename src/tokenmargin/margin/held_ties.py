@@ -109,9 +109,10 @@ def tie_of_equals(
 class _Ties:
     """The ties of equals, one by one: a set of tokens of one score in each input, not one token in each.
 
-    Sets grow token by token. What has no solution stays without one as sets grow and inputs are added: ties whose
-    differences span everything, which leave only p = 0, and sets that no p puts level with one another, not behind
-    their equals, and ahead of the tokens of other scores. `left` is how many ties are still to come, at most.
+    Sets grow token by token. One is given up where neither a larger one nor a further input can bring a solution back:
+    where the differences of its tokens span everything, so that only p = 0 keeps them level; or where provably no p
+    keeps them level, not behind their equals, and ahead of the tokens of other scores. `left` is how many ties are
+    still to come, at most.
     """
 
     def __init__(self, problem: TokenProblem, most: int | float) -> None:

@@ -43,7 +43,7 @@ from tokenmargin.selection import (
     tokens_of_equal_score,
 )
 
-MANY = 1 << 24
+COMPARED = 1 << 24
 """Numbers that the differences of all pairs may hold to be compared with one another."""
 CHOICES = 256
 """Choices among tokens that tie in score and in logit which are compared before the answer is "inaccurate"."""
@@ -185,7 +185,7 @@ def _pulls_are_independent(problem: TokenProblem, selected: Int[Array, " n"], pu
 
 def shares_differences(problem: TokenProblem) -> bool:
     """Whether two inputs have a difference of two keys in common, so that their pulls along it add."""
-    if problem.n * problem.T**2 * problem.keys.dimension > MANY:
+    if problem.n * problem.T**2 * problem.keys.dimension > COMPARED:
         return True  # too many to compare: taken to be so
     inputs, plus, minus = (problem.mask[:, :, None] & problem.mask[:, None, :]).nonzero()
     kept = problem.keys.first_copies[inputs, plus] != problem.keys.first_copies[inputs, minus]
@@ -196,7 +196,8 @@ def shares_differences(problem: TokenProblem) -> bool:
 
 
 def _kind_among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], solution: MarginSolution, kind: Kind) -> Kind:
-    """Whether no choice among the leading equals, freed from the others, allows a shorter vector: a local minimum."""
+    """The kind where the vector is a local minimum among equals: where no choice of one leading equal in every input,
+    the others not asked about, allows a shorter vector."""
     first = chosen & (problem.keys.first_copies == np.arange(problem.T))
     options = [np.flatnonzero(row).tolist() for row in first]
     asked = tokens_of_equal_score(problem, chosen.argmax(axis=1))[tuple(solution.tokens.T)]

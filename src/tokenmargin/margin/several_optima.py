@@ -36,7 +36,7 @@ def choice_margin(
     norm: AbstractNorm | str = "l2",
     budget: int = 100_000,
 ) -> MarginSolution:
-    """The shortest p that put some token of `O_i` ahead of every token outside `O_i` by 1, in every input.
+    """The shortest p that puts some token of `O_i` ahead of every token outside `O_i` by 1, in every input.
 
     The answer is one of the global minima; `minima` are all of them, distinct, each certified on the constraints of its
     `choice`. It is "infeasible" when every branch was refuted by a Farkas vector, and "inaccurate" when the budget ran

@@ -291,7 +291,13 @@ def key_map(problem: TokenProblem) -> tuple[float, Float[Array, "d k"]] | None:
 
 @dataclass(frozen=True)
 class JointObjective(AbstractObjective):
-    """The risk as a function of the head v and the attention parameter p together: the parameter is (v, p)."""
+    """The risk as a function of the head v and the attention parameter p together: the parameter is (v, p).
+
+    >>> from tokenmargin.problem.instances import figure3a
+    >>> objective = JointObjective(figure3a())
+    >>> {name: part.tolist() for name, part in objective.split(objective.start()).items()}
+    {'head': [-1.0, 0.0], 'prompt': [0.0, 0.0]}
+    """
 
     def __post_init__(self) -> None:
         checked_problem(self.problem, type(self).__name__)

@@ -55,7 +55,11 @@ def __getattr__(name: str) -> tuple[Claim, ...]:
 
 
 def claim(name: str) -> Claim:
-    """The claim of a name such as "A.theorem5", one that another package adds, or the one at `MODULE:OBJECT`."""
+    """The claim of a name such as "A.theorem5", one that another package adds, or the one at `MODULE:OBJECT`.
+
+    >>> claim("B.theorem1")
+    Claim(B.theorem1: regularisation path to the GMM; sampled)
+    """
     for known in PAPER_CLAIMS:
         if known.name.lower() == name.lower():
             return known

@@ -134,7 +134,7 @@ def learned_direction(
     found = corpus_margin(E, pairs, start=p, gap=gap, progress=progress)
     norm = float(np.linalg.norm(found.vector) * np.linalg.norm(p))
     cosine = float(found.vector @ p / norm) if norm > 0 else float("nan")
-    return LearnedDirection(found, cosine, len(pairs.heads))
+    return LearnedDirection(found, cosine, len(pairs.selected))
 
 
 @dataclass(frozen=True, eq=False)

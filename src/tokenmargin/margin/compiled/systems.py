@@ -66,7 +66,7 @@ class StackResult(NamedTuple):
         return self.residuals[:, 4] == 0
 
 
-FEW, MANY = 16, 100
+FEWEST_SYSTEMS, MOST_ROWS = 16, 100
 """Systems from which compiled code is worth loading, and constraints up to which it is worth using."""
 _WIDE = 6  # dimensions per constraint from which a single system is worth narrowing
 
@@ -74,7 +74,7 @@ _WIDE = 6  # dimensions per constraint from which a single system is worth narro
 def solve_systems(systems: Systems) -> StackResult:
     """Multipliers and residuals of every system; Farkas vectors for those that have no solution."""
     B, k, _ = systems.rows.shape
-    if B < FEW or k > MANY or not k or systems.equality is not None or systems.known is not None:
+    if B < FEWEST_SYSTEMS or k > MOST_ROWS or not k or systems.equality is not None or systems.known is not None:
         return _one_by_one(systems)
     # Compiled code takes its time to load: only where there is work for it.
     from tokenmargin.margin.compiled.stack import solve_stack

@@ -35,17 +35,17 @@ FORMED = 4096
 
 @dataclass(frozen=True, eq=False)
 class RowPairs:
-    """The distinct constraints of a corpus: `heads[j]` must beat the rows `rivals[starts[j] : starts[j + 1]]`.
+    """The distinct constraints of a corpus: `selected[j]` must beat the rows `rivals[starts[j] : starts[j + 1]]`.
 
     **Attributes**
-    - `heads`: selected rows of the dictionary, ascending.
-    - `starts`: where the rivals of each head begin, and their number at the end.
-    - `rivals`: rows that occur with the head in some sequence and are not selected there.
+    - `selected`: the selected rows of the dictionary, ascending.
+    - `starts`: where the rivals of each of them begin, and their number at the end.
+    - `rivals`: rows that occur with it in some sequence and are not selected there.
     - `ties`: pairs of rows selected in one sequence, whose logits must be equal.
     - `occurrences`: constraints before equal ones were merged.
     """
 
-    heads: Int[Array, " h"]
+    selected: Int[Array, " h"]
     starts: Int[Array, " s"]
     rivals: Int[Array, " k"]
     ties: Int[Array, "q 2"]
@@ -56,11 +56,11 @@ class RowPairs:
 
     def margins(self, logits: Float[Array, " m"]) -> Float[Array, " k"]:
         """`<e_s - e_r, p>` of every pair, from the logits `E p`."""
-        return np.repeat(logits[self.heads], np.diff(self.starts)) - logits[self.rivals]
+        return np.repeat(logits[self.selected], np.diff(self.starts)) - logits[self.rivals]
 
     def plus(self, pairs: Int[Array, " c"]) -> Int[Array, " c"]:
-        """The head of each of the given pairs."""
-        return self.heads[np.searchsorted(self.starts, pairs, side="right") - 1]
+        """The selected row of each of the given pairs."""
+        return self.selected[np.searchsorted(self.starts, pairs, side="right") - 1]
 
 
 def argmax_pairs(corpus: TokenCorpus, logits: Float[Array, " m"], *, tolerance: float = 0.0) -> RowPairs:
@@ -72,16 +72,16 @@ def argmax_pairs(corpus: TokenCorpus, logits: Float[Array, " m"], *, tolerance: 
         raise ValueError(
             f"logits must have one entry per token of the vocabulary, {len(corpus.vocabulary)}, got {logits.shape}"
         )
-    least, heads = np.empty(corpus.n), np.empty(corpus.n, dtype=np.intp)
+    least, selected = np.empty(corpus.n), np.empty(corpus.n, dtype=np.intp)
     for piece in _pieces(corpus):
         ids, starts = corpus.tokens[piece.tokens], piece.starts
         values = logits[ids]
         least[piece.sequences] = np.maximum.reduceat(values, starts) - tolerance
         chosen = values >= np.repeat(least[piece.sequences], piece.lengths)
         # Of tied tokens the one of lowest row stands for all.
-        heads[piece.sequences] = np.minimum.reduceat(np.where(chosen, ids, len(logits)), starts)
+        selected[piece.sequences] = np.minimum.reduceat(np.where(chosen, ids, len(logits)), starts)
     return _merge_pairs(
-        corpus, heads, lambda ids, piece: logits[ids] >= np.repeat(least[piece.sequences], piece.lengths)
+        corpus, selected, lambda ids, piece: logits[ids] >= np.repeat(least[piece.sequences], piece.lengths)
     )
 
 
@@ -124,7 +124,7 @@ def _pieces(corpus: TokenCorpus) -> Iterator[_Piece]:
 
 
 def _merge_pairs(corpus: TokenCorpus, selected: Int[Array, " n"], choose: Callable[[Array, _Piece], Array]) -> RowPairs:
-    """Mark every (head, rival) pair in a table of heads by vocabulary, and read the distinct ones off it."""
+    """Mark every (selected, rival) pair in a table of both, and read the distinct ones off it."""
     vocabulary = len(corpus.vocabulary)
     unique, rank = np.unique(selected, return_inverse=True)
     table = np.zeros(len(unique) * vocabulary, dtype=bool)
@@ -134,13 +134,13 @@ def _merge_pairs(corpus: TokenCorpus, selected: Int[Array, " n"], choose: Callab
         chosen = choose(ids, piece)
         table[(np.repeat(rank[piece.sequences] * vocabulary, piece.lengths) + ids)[~chosen]] = True
         occurrences += int((~chosen).sum())
-        heads = np.repeat(selected[piece.sequences], piece.lengths)
-        tied = chosen & (ids != heads)
-        ties.append(np.unique(np.column_stack([heads[tied], ids[tied]]), axis=0).astype(np.intp))
+        owners = np.repeat(selected[piece.sequences], piece.lengths)
+        tied = chosen & (ids != owners)
+        ties.append(np.unique(np.column_stack([owners[tied], ids[tied]]), axis=0).astype(np.intp))
     distinct = np.flatnonzero(table)
     counts = np.bincount(distinct // vocabulary, minlength=len(unique))
     return RowPairs(
-        heads=unique.astype(np.intp),
+        selected=unique.astype(np.intp),
         starts=np.concatenate([[0], np.cumsum(counts)]),
         rivals=(distinct % vocabulary).astype(np.int32),
         ties=np.unique(np.concatenate(ties), axis=0),
@@ -156,16 +156,16 @@ class ReducedPairs(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """A relation between nodes: `heads[j]` is before `rivals[starts[j] : starts[j + 1]]`, by the pairs `numbers`."""
+    """A relation between nodes: `before[j]` is before `rivals[starts[j] : starts[j + 1]]`, by the pairs `numbers`."""
 
-    heads: Int[Array, " h"]
+    before: Int[Array, " h"]
     starts: Int[Array, " s"]
     rivals: Int[Array, " k"]
     numbers: Int[Array, " k"]
     nodes: int
 
     def after(self, j: int) -> slice:
-        """Where the rivals of head j lie."""
+        """Where the rivals of `before[j]` lie."""
         return slice(int(self.starts[j]), int(self.starts[j + 1]))
 
 
@@ -177,11 +177,11 @@ def transitive_reduction(pairs: RowPairs, rows: int) -> ReducedPairs:
     array([0, 2])
     """
     order = _as_relation(pairs, rows)
-    itself = np.repeat(order.heads, np.diff(order.starts)) == order.rivals
+    itself = np.repeat(order.before, np.diff(order.starts)) == order.rivals
     if itself.any():  # a row before one it is tied with
         return ReducedPairs(order.numbers[[int(itself.argmax())]], cyclic=True)
     sequence = _topological_order(order)
-    if len(sequence) < len(order.heads):
+    if len(sequence) < len(order.before):
         return ReducedPairs(order.numbers[_find_cycle(order, sequence)], cyclic=True)
     return ReducedPairs(np.sort(order.numbers[_irreplaceable_edges(order, sequence)]), cyclic=False)
 
@@ -189,25 +189,25 @@ def transitive_reduction(pairs: RowPairs, rows: int) -> ReducedPairs:
 def _as_relation(pairs: RowPairs, rows: int) -> _Order:
     """The pairs as a relation between nodes; tied rows are one node."""
     if not len(pairs.ties):
-        return _Order(pairs.heads, pairs.starts, pairs.rivals, np.arange(len(pairs)), rows)
+        return _Order(pairs.selected, pairs.starts, pairs.rivals, np.arange(len(pairs)), rows)
     from scipy.sparse import coo_array  # loaded where a corpus needs it: single problems do without
     from scipy.sparse.csgraph import connected_components
 
     first, second = pairs.ties.T
     graph = coo_array((np.ones(len(first)), (first, second)), shape=(rows, rows))
     _, node = connected_components(graph, directed=False)
-    edges = node[np.repeat(pairs.heads, np.diff(pairs.starts))] * np.int64(rows) + node[pairs.rivals]
+    edges = node[np.repeat(pairs.selected, np.diff(pairs.starts))] * np.int64(rows) + node[pairs.rivals]
     edges, numbers = np.unique(edges, return_index=True)
-    heads, counts = np.unique(edges // rows, return_counts=True)
-    return _Order(heads, np.concatenate([[0], np.cumsum(counts)]), edges % rows, numbers, rows)
+    before, counts = np.unique(edges // rows, return_counts=True)
+    return _Order(before, np.concatenate([[0], np.cumsum(counts)]), edges % rows, numbers, rows)
 
 
 def _topological_order(order: _Order) -> list[int]:
-    """Places of the heads, each before those it precedes; those in or below a cycle are missing."""
+    """Places of the nodes `before`, each before those it precedes; those in or below a cycle are missing."""
     place = np.full(order.nodes, -1)
-    place[order.heads] = np.arange(len(order.heads))
+    place[order.before] = np.arange(len(order.before))
     above = np.bincount(order.rivals, minlength=order.nodes)
-    ready = np.flatnonzero(above[order.heads] == 0).tolist()
+    ready = np.flatnonzero(above[order.before] == 0).tolist()
     sequence: list[int] = []
     while ready:
         j = ready.pop()
@@ -220,17 +220,17 @@ def _topological_order(order: _Order) -> list[int]:
 
 
 def _find_cycle(order: _Order, sequence: list[int]) -> Int[Array, " c"]:
-    """Edges of a cycle among the heads that have no place in the sequence: each of them has one above it."""
+    """Edges of a cycle among the nodes that have no place in the sequence: each of them has one above it."""
     from scipy.sparse import csr_array
 
-    left = np.setdiff1d(np.arange(len(order.heads)), sequence)
+    left = np.setdiff1d(np.arange(len(order.before)), sequence)
     # Edges are numbered from 1, as a sparse matrix drops zeros. A column lists the edges from above.
     edges = csr_array((np.arange(1, len(order.rivals) + 1), order.rivals, order.starts), shape=(
-        len(order.heads), order.nodes))[left][:, order.heads[left]].tocsc()  # fmt: skip
+        len(order.before), order.nodes))[left][:, order.before[left]].tocsc()  # fmt: skip
     seen: dict[int, int] = {}
     path: list[int] = []
     at = 0
-    while at not in seen:  # up and up: some head comes again, and what lies between the two visits is the cycle
+    while at not in seen:  # up and up: some node comes again, and what lies between the two visits is the cycle
         seen[at] = len(path)
         entry = int(edges.indptr[at])
         path.append(int(edges.data[entry]) - 1)
@@ -239,12 +239,12 @@ def _find_cycle(order: _Order, sequence: list[int]) -> Int[Array, " c"]:
 
 
 def _irreplaceable_edges(order: _Order, sequence: list[int]) -> Bool[Array, " k"]:
-    """Which edges no chain of others replaces: from the last head up, with all that each one precedes."""
+    """Which edges no chain of others replaces: from the last node up, with all that each one precedes."""
     rank = np.full(order.nodes, len(sequence))
-    rank[order.heads[sequence]] = np.arange(len(sequence))
+    rank[order.before[sequence]] = np.arange(len(sequence))
     place = np.full(order.nodes, -1)
-    place[order.heads] = np.arange(len(order.heads))
-    below = np.zeros((len(order.heads), (order.nodes + 7) // 8), dtype=np.uint8)  # nodes under each head, a bit a node
+    place[order.before] = np.arange(len(order.before))
+    below = np.zeros((len(order.before), (order.nodes + 7) // 8), dtype=np.uint8)  # nodes under each, a bit a node
     covers = np.ones(len(order.rivals), dtype=bool)
     for j in reversed(sequence):
         rivals = order.rivals[order.after(j)]

@@ -109,13 +109,13 @@ def _most_violated(margins: Float[Array, " k"], rows: Differences, master: Restr
         candidates = candidates[np.argpartition(margins[candidates], 20 * number)[: 20 * number]]
     candidates = candidates[~np.isin(candidates, master.numbers)]
     candidates = candidates[np.argsort(margins[candidates], kind="stable")]
-    heads = rows.plus[candidates]
-    by_head = np.argsort(heads, kind="stable")
-    sorted_heads = heads[by_head]
+    selected = rows.plus[candidates]
+    by_selected = np.argsort(selected, kind="stable")
+    in_order = selected[by_selected]
     # Candidates are sorted by margin, and the sort by token is stable: the distance to the first of one's own token
     # (which searchsorted finds) is one's rank among them, 0 for the most violated.
-    rank = np.empty(len(heads), dtype=np.intp)
-    rank[by_head] = np.arange(len(heads)) - np.searchsorted(sorted_heads, sorted_heads)
+    rank = np.empty(len(selected), dtype=np.intp)
+    rank[by_selected] = np.arange(len(selected)) - np.searchsorted(in_order, in_order)
     return candidates[rank < PER_TOKEN][:number]
 
 
@@ -127,7 +127,7 @@ _TO_BOUNDARY = 0.995
 _CLEAR = float(np.log(1e3))
 
 
-class State(NamedTuple):
+class InteriorPoint(NamedTuple):
     """A point, or a direction: q, t, the slacks `<a_j, q> - t` and the multipliers."""
 
     q: Float[Array, " d"]
@@ -135,16 +135,16 @@ class State(NamedTuple):
     slack: Float[Array, " k"]
     multipliers: Float[Array, " k"]
 
-    def after_step(self, step: float, direction: State) -> State:
+    def after_step(self, step: float, direction: InteriorPoint) -> InteriorPoint:
         """The point a step further."""
-        return State(
+        return InteriorPoint(
             self.q + step * direction.q,
             self.t + step * direction.t,
             self.slack + step * direction.slack,
             self.multipliers + step * direction.multipliers,
         )
 
-    def reach(self, direction: State) -> float:
+    def reach(self, direction: InteriorPoint) -> float:
         """The longest step, at most 1, that keeps slacks and multipliers non-negative."""
         longest = 1.0
         for here, there in ((self.slack, direction.slack), (self.multipliers, direction.multipliers)):
@@ -181,17 +181,17 @@ def interior_point(rows: Differences, *, gap: float, progress: Callable[[float],
     )
 
 
-def _first_point(rows: Differences) -> State:
+def _first_point(rows: Differences) -> InteriorPoint:
     """Equal multipliers, the q they make, and t low enough for all slacks to be of one size."""
     multipliers = np.full(len(rows), 1 / len(rows))
     q = rows.adjoint(multipliers)
     margins = rows.times(q)
     least = float(margins.min())
     t = least - max(float(margins.mean()) - least, 1e-3 * float(np.abs(margins).max()), float(np.finfo(float).tiny))
-    return State(q, t, margins - t, multipliers)
+    return InteriorPoint(q, t, margins - t, multipliers)
 
 
-def _newton_step(rows: Differences, state: State, combined: Float[Array, " d"]) -> State | None:
+def _newton_step(rows: Differences, state: InteriorPoint, combined: Float[Array, " d"]) -> InteriorPoint | None:
     """One step, or None where the normal matrix has lost its digits.
 
     With `D = multipliers / slack` the Newton equations reduce to `(I + A' D A - g g' / delta) dq = ...`, where
@@ -208,14 +208,14 @@ def _newton_step(rows: Differences, state: State, combined: Float[Array, " d"]) 
     dual, total = combined - state.q, 1 - float(state.multipliers.sum())
     primal = state.slack + state.t - rows.times(state.q)
 
-    def direction(change: Float[Array, " k"]) -> State:
+    def direction(change: Float[Array, " k"]) -> InteriorPoint:
         """Newton's step that changes the products of slacks and multipliers so, and takes the residuals away."""
         w = change / state.slack + weights * primal
         rest = total - float(w.sum())
         dq = cho_solve(factor, dual + rows.adjoint(w) + g * (rest / delta), check_finite=False)
         dt = (rest + float(g @ dq)) / delta
         slack = rows.times(dq) - dt - primal
-        return State(dq, dt, slack, (change - state.multipliers * slack) / state.slack)
+        return InteriorPoint(dq, dt, slack, (change - state.multipliers * slack) / state.slack)
 
     product = state.slack * state.multipliers
     mean = float(product.mean())
@@ -228,7 +228,7 @@ def _newton_step(rows: Differences, state: State, combined: Float[Array, " d"]) 
     return following if inside and np.isfinite(following.q).all() else None
 
 
-def _active_constraints(rows: Differences, state: State) -> Bool[Array, " k"]:
+def _active_constraints(rows: Differences, state: InteriorPoint) -> Bool[Array, " k"]:
     """The constraints whose multipliers stay while their slacks vanish: above the widest gap between the ratios."""
     # A multiplier is of the size 1/d where it is not zero, and a slack of the size t.
     ratio = np.log(rows.vectors.shape[1] * state.multipliers) - np.log(state.slack / state.t)

@@ -221,8 +221,8 @@ class PairCertifier:
         self, status: Status, found: Proposal, numbers: Int[Array, " a"], certificate: Certificate
     ) -> MarginSolution:
         """The answer: its pairs first, then the ties."""
-        heads, rivals, ties = self.pairs.plus(numbers), self.pairs.rivals[numbers], self.pairs.ties
-        rows = Differences(self.vectors, plus=heads, minus=rivals)
+        selected, rivals, ties = self.pairs.plus(numbers), self.pairs.rivals[numbers], self.pairs.ties
+        rows = Differences(self.vectors, plus=selected, minus=rivals)
         weights = np.concatenate([found.multipliers, -self.ties.multipliers(rows.combination(found.multipliers))])
         p = np.zeros(self.vectors.shape[1]) if found.vector is None else found.vector
         norm = float(np.linalg.norm(p))
@@ -231,7 +231,7 @@ class PairCertifier:
             vector=p,
             margin=0.0 if status == "infeasible" else 1 / norm if norm > 0 else np.inf,
             multipliers=np.zeros_like(weights) if found.vector is None else weights,
-            tokens=np.concatenate([np.stack([heads, rivals], axis=1), ties]).astype(np.intp),
+            tokens=np.concatenate([np.stack([selected, rivals], axis=1), ties]).astype(np.intp),
             certificate=certificate,
             farkas=weights if status == "infeasible" else None,
             seconds=time.perf_counter() - self.began,

@@ -21,7 +21,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.normed.faces import holding_constraints
 from tokenmargin.norms import SchattenNorm
 
-Proposal: TypeAlias = tuple[Float[Array, " r"], Float[Array, " k"]]
+Candidate: TypeAlias = tuple[Float[Array, " r"], Float[Array, " k"]]
 _ROUNDS = 60
 _ENOUGH = 2e-9  # relative gap: a fifth of what is asked
 _ROUGH = 1e-4  # a gap from which Newton's method mostly does the rest
@@ -49,7 +49,7 @@ class ReducedMatrices(NamedTuple):
 
 def matrix_proposals(
     norm: SchattenNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"]
-) -> Iterator[Proposal]:
+) -> Iterator[Candidate]:
     """A vector and multipliers close to optimal, for the nuclear or the spectral norm."""
     if norm.p not in (1, np.inf):
         raise ValueError(f"there is no solver for the norm {norm.name}; use nuclear, spectral or l2 (Frobenius)")

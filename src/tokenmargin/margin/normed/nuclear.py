@@ -22,7 +22,7 @@ _HALVINGS = 8  # of the interval in which the boundary lies
 _TRIES = 40  # halvings after which a step is none
 
 
-class State(NamedTuple):
+class MatrixIterate(NamedTuple):
     """Where the method is; changed in place by `run_rounds`."""
 
     X: Float[Array, "n n"]
@@ -30,11 +30,11 @@ class State(NamedTuple):
     m: Float[Array, " k"]
 
 
-def first_state(flat: Float[Array, "k c"], shape: tuple[int, int], tied: Bool[Array, " k"]) -> State:
+def first_state(flat: Float[Array, "k c"], shape: tuple[int, int], tied: Bool[Array, " k"]) -> MatrixIterate:
     """In the middle: a multiple of the unit matrix, and multipliers half way to the boundary."""
     size = float(np.linalg.norm(flat.sum(axis=0).reshape(shape), 2))
     m = np.where(tied, 0.0, 0.5 / max(size, 1e-3))
-    return State(np.eye(sum(shape)) * 2 * np.sqrt(len(flat)), np.where(tied, 0.0, 1.0), m)
+    return MatrixIterate(np.eye(sum(shape)) * 2 * np.sqrt(len(flat)), np.where(tied, 0.0, 1.0), m)
 
 
 @summing

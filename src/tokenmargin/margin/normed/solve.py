@@ -25,7 +25,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import TOLERANCE, Systems, rescale_exactly
 from tokenmargin.margin.constraints import Constraints, row_constraints
-from tokenmargin.margin.normed.conic import Proposal, matrix_proposals
+from tokenmargin.margin.normed.conic import Candidate, matrix_proposals
 from tokenmargin.margin.normed.faces import (
     Face,
     fit_multipliers_nearby,
@@ -150,7 +150,7 @@ def solve_in_norm(constraints: Constraints, norm: AbstractNorm | str = "l2") -> 
     if chosen == LpNorm(2.0) or not constraints.bound.any():
         return replace(solve(constraints), norm=chosen, shape=shape)
     systems = _well_scaled(constraints) or constraints.systems()
-    proposals: list[Proposal] = []
+    proposals: list[Candidate] = []
     best = _solve_at_once(systems, chosen)
     if best is None:
         best, proposals = _best_proposal(systems, chosen, _proposals(systems, chosen))
@@ -191,8 +191,8 @@ def _solve_at_once(systems: Systems, norm: AbstractNorm) -> CertifiedVector | No
 
 
 def _best_proposal(
-    systems: Systems, norm: AbstractNorm, proposals: Iterable[Proposal]
-) -> tuple[CertifiedVector, list[Proposal]]:
+    systems: Systems, norm: AbstractNorm, proposals: Iterable[Candidate]
+) -> tuple[CertifiedVector, list[Candidate]]:
     """The first proposal that passes, or the best; and all that were looked at."""
     looked, best = (
         [],
@@ -207,7 +207,7 @@ def _best_proposal(
     return best, looked
 
 
-def _move_inwards(systems: Systems, proposals: list[Proposal]) -> Iterator[Proposal]:
+def _move_inwards(systems: Systems, proposals: list[Candidate]) -> Iterator[Candidate]:
     """The proposals moved into the feasible set by as little as rounding took: where bounds differ by many orders of
     magnitude, scaling a vector until it satisfies the smallest would lengthen it too much."""
     rows, bound = systems.rows[0], systems.bound[0]
@@ -220,7 +220,7 @@ def _move_inwards(systems: Systems, proposals: list[Proposal]) -> Iterator[Propo
             yield vector + 2 * short * inner.vector, multipliers
 
 
-def _scale_solution(systems: Systems, found: MarginSolution) -> Proposal:
+def _scale_solution(systems: Systems, found: MarginSolution) -> Candidate:
     """A solution in the units of the system."""
     lengths, scale = systems.lengths[0], systems.scale[0]
     return rescale_exactly(found.vector, over=scale), rescale_exactly(found.multipliers, times=lengths, over=scale)
@@ -257,7 +257,7 @@ def _face_of(systems: Systems, norm: AbstractNorm, best: CertifiedVector) -> Fac
     return Face(norm, systems.rows[0], systems.bound[0], tied, best.vector, best.multipliers)
 
 
-def _proposals(systems: Systems, norm: AbstractNorm) -> Iterator[Proposal]:
+def _proposals(systems: Systems, norm: AbstractNorm) -> Iterator[Candidate]:
     """Whoever knows the norm, the fastest first."""
     rows, bound = systems.rows[0], systems.bound[0]
     tied = np.zeros(len(bound), dtype=bool) if systems.equality is None else systems.equality
@@ -281,7 +281,7 @@ def _proposals(systems: Systems, norm: AbstractNorm) -> Iterator[Proposal]:
 
 def _of_vectors(
     norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"]
-) -> Iterator[Proposal]:
+) -> Iterator[Candidate]:
     """Proposals for an lp norm: each attempt trimmed, polished, and as it came."""
     for attempt in _attempts(norm.p, rows, bound, tied):
         proposal = attempt()
@@ -302,7 +302,7 @@ def _of_vectors(
 
 def _attempts(
     p: float, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"]
-) -> Iterator[Callable[[], Proposal | None]]:
+) -> Iterator[Callable[[], Candidate | None]]:
     """Ways to propose, the fastest first; what is compiled loads when it is needed."""
     from tokenmargin.margin.normed.polyhedral import interior_point, propose_by_highs
     from tokenmargin.margin.normed.smooth import ENOUGH, smooth_interior_point

@@ -20,7 +20,10 @@ LOADING = 0.6
 _INFINITE = 1e30  # what daqp takes for no bound
 _EQUALITY = 5  # daqp's code for an equality row
 _ENOUGH = 1e-12  # violations below this are left to the certificate
-_MANY, _LARGE = 8, 40_000  # constraints per dimension, and numbers in all, from which most constraints can wait
+_PER_DIMENSION, _NUMBERS = (
+    8,
+    40_000,
+)  # constraints per dimension, and numbers in all, from which most constraints can wait
 _CUBED = 3e-9  # seconds that cutting planes take, over the third power of the dimension
 _FIRST, _MORE = 3, 1  # constraints taken into play at first and in later rounds, as multiples of the dimension
 
@@ -124,7 +127,7 @@ class RestrictedProblem:
 
 def many_can_wait(k: int, r: int) -> bool:
     """Whether a system has so many more constraints than dimensions that most of them should not be in play."""
-    return k >= _MANY * r and k * r >= _LARGE
+    return k >= _PER_DIMENSION * r and k * r >= _NUMBERS
 
 
 _waited = 0.0  # seconds that this process has spent on cutting planes
