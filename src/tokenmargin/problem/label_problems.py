@@ -20,7 +20,7 @@ from scipy.special import logsumexp, softmax
 
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, check_finite, read_only
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.token_problem import TokenProblem, checked_vector, mean_over_copies
+from tokenmargin.problem.token_problem import TokenProblem, checked_vector
 
 
 def checked_classes(classes: ArrayLike, n: int, k: int, *, keep_unused: bool = False) -> Int[Array, " n"]:
@@ -145,16 +145,12 @@ class ClassProblem(TokenProblem):
             object.__setattr__(part, name, read_only(getattr(self, name)[rows]))
         return part
 
-    def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> ClassProblem:
-        return ClassProblem(keys, self.classes, values, class_logits=self.class_logits, keep_unused=True)
+    @property
+    def _token_outputs(self) -> Float[Array, "n T k"]:
+        return self.class_logits
 
-    @cached_property
-    def merged(self) -> ClassProblem:
-        """The same training problem with one worth for all copies of a key, the mean of theirs."""
-        if not self.keys.has_copies:
-            return self
-        logits = mean_over_copies(self.keys, self.class_logits)
-        return ClassProblem(self.keys, self.classes, self.values, class_logits=logits, keep_unused=True)
+    def _with_outputs(self, keys: AbstractGeometry, values: AbstractGeometry | None, outputs: Array) -> ClassProblem:
+        return ClassProblem(keys, self.classes, values, class_logits=outputs, keep_unused=True)
 
     def around(self, chosen: Int[Array, " n"] | Float[Array, "n T"]) -> TokenProblem:
         """The binary problem that agrees with this one to first order at these weights (or at this selection).
@@ -249,13 +245,10 @@ class RegressionProblem(TokenProblem):
         scores = self.scores[rows] if self.head is None else None
         return RegressionProblem(keys, self.targets[rows], values, head=self.head, scores=scores)
 
-    def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> RegressionProblem:
-        return RegressionProblem(keys, self.targets, values, scores=self.scores)
-
-    @cached_property
-    def merged(self) -> RegressionProblem:
-        """The same training problem with one prediction for all copies of a key, the mean of theirs."""
-        return RegressionProblem(self.keys, self.targets, self.values, scores=self.shared_scores)
+    def _with_outputs(
+        self, keys: AbstractGeometry, values: AbstractGeometry | None, outputs: Array
+    ) -> RegressionProblem:
+        return RegressionProblem(keys, self.targets, values, scores=outputs)
 
     def around(self, chosen: Int[Array, " n"] | Float[Array, "n T"]) -> TokenProblem:
         """The problem with fixed scores that agrees with this one to first order at these weights (or selection).

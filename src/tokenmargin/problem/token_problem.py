@@ -183,7 +183,18 @@ class TokenProblem(Tabular, Drawable):
 
     def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> TokenProblem:
         """The same labels and scores on other keys; the values are the keys unless given."""
-        return TokenProblem(keys, self.labels, values, scores=self.scores)
+        return self._with_outputs(keys, values, self._token_outputs)
+
+    @property
+    def _token_outputs(self) -> Float[Array, "n T *k"]:
+        """What is given of every token: its score; of other kinds of problems its class logits, or its prediction."""
+        return self.scores
+
+    def _with_outputs(
+        self, keys: AbstractGeometry, values: AbstractGeometry | None, outputs: Float[Array, "n T *k"]
+    ) -> TokenProblem:
+        """A problem of this kind with the same labels, and with what is given of every token."""
+        return TokenProblem(keys, self.labels, values, scores=outputs)
 
     @property
     def has_fixed_scores(self) -> bool:
@@ -197,12 +208,13 @@ class TokenProblem(Tabular, Drawable):
         """
         return self
 
-    @property
+    @cached_property
     def merged(self) -> TokenProblem:
-        """The same training problem with one score for all copies of a key: no pulls then cancel between copies."""
-        if (self.shared_scores == self.scores).all():
-            return self
-        return TokenProblem(self.keys, self.labels, self.values, scores=self.shared_scores)
+        """The same training problem with one score for all copies of a key, the mean of theirs: no pulls then cancel
+        between copies. With many classes and real labels it is one worth, or one prediction."""
+        shared = mean_over_copies(self.keys, self._token_outputs)
+        same = bool((shared == self._token_outputs).all())
+        return self if same else self._with_outputs(self.keys, self.values, shared)
 
     def with_matrix(self, queries: Float[Array, "n q"] | Float[Array, " q"]) -> TokenProblem:
         """The problem of training W in the logits `z_i' W k_it` instead of p; values and scores stay.

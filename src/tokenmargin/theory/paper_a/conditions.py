@@ -14,10 +14,14 @@ from tokenmargin.theory.settings import EmbeddingInstance, enough_step
 LARGE = 20_000
 """Tokens in a corpus beyond which a broken hypothesis is answer enough: the conclusion would take hours."""
 _FLAT = "Implied by the condition for flat attention, with eta_0 >= 4 n^2 T^2 and |S| <= n T."
-IMPLIED = {"d": _FLAT, "d, for inner products <= d^(-1/4)": "", "d, beyond the vocabulary": _FLAT}
-IMPLIED["d, for inner products <= d^(-1/4)"] = (
-    "Implied by the condition for flat attention unless delta is below |S|^2 exp(-sqrt(d)/2), which no draws resolve."
-)
+IMPLIED = {
+    "d": _FLAT,
+    "d, for inner products <= d^(-1/4)": (
+        "Implied by the condition for flat attention unless delta is below |S|^2 exp(-sqrt(d)/2), which no draws "
+        "resolve."
+    ),
+    "d, beyond the vocabulary": _FLAT,
+}
 
 
 def allowed_deviations(x: EmbeddingInstance) -> float:
