@@ -18,20 +18,12 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.leading_risk import Verdict, least_known, minimum_across
-from tokenmargin.margin.limit_directions import constraints_beside_equals
+from tokenmargin.margin.limit_directions import constraints_beside_equals, neighbours_beside
 from tokenmargin.margin.limit_results import LimitDirection
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import (
-    NEIGHBOUR_TOLERANCE,
-    copies_of,
-    gaps_over,
-    lead_over,
-    near_tokens,
-    relative_logits,
-    tokens_of_equal_score,
-)
+from tokenmargin.selection import NEIGHBOUR_TOLERANCE, copies_of, lead_over, tokens_of_equal_score
 
 MOST = 1 << 14
 """Work spent on ties, in convex problems: some seconds."""
@@ -96,9 +88,7 @@ def tie_of_equals(
     if not solution.is_optimal:
         verdict: Verdict = "not held" if solution.status == "infeasible" else "unknown"
         return LimitDirection.without_direction(selected, tied, solution), verdict
-    logits = relative_logits(problem.keys, solution.vector)
-    near = near_tokens(logits, selected) & problem.mask & ~alike
-    gaps = gaps_over(problem.shared_scores, selected, near)
+    logits, near, gaps = neighbours_beside(problem, solution, selected, alike)
     found = LimitDirection(selected, tied, solution, near, gaps, "not locally optimal")
     if (lead_over(logits, selected)[alike & ~tied] <= NEIGHBOUR_TOLERANCE).any():
         return found, "not held"  # another token leads as well: that is another tie

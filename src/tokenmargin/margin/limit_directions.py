@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import TOLERANCE
@@ -92,10 +92,8 @@ def name_direction(
     problem: TokenProblem, selected: Int[Array, " n"], solution: MarginSolution, loss: AbstractLoss | None = None
 ) -> LimitDirection:
     """What the solution of `limit_constraints` is; with ties, an "LMM" may be the GMM: the other choices tell."""
-    logits = relative_logits(problem.keys, solution.vector)
     alike = tokens_of_equal_score(problem, selected)
-    near = near_tokens(logits, selected) & problem.mask & ~alike
-    gaps = gaps_over(problem.shared_scores, selected, near)
+    logits, near, gaps = neighbours_beside(problem, solution, selected, alike)
     if not solution.is_optimal:
         return LimitDirection.without_direction(selected, np.arange(problem.T) == selected[:, None], solution)
     # Copies have the first one's logit, whatever the rounding of their own.
@@ -114,6 +112,15 @@ def name_direction(
     if problem.has_ties and found.is_limit:
         found = replace(found, kind=_kind_among_equals(problem, chosen, solution, found.kind))
     return found
+
+
+def neighbours_beside(
+    problem: TokenProblem, solution: MarginSolution, selected: Int[Array, " n"], alike: Bool[Array, "n T"]
+) -> tuple[Float[Array, "n T"], Bool[Array, "n T"], Float[Array, " n"]]:
+    """The logits at a solution, the neighbours of the selected tokens but for those `alike`, and the score gaps."""
+    logits = relative_logits(problem.keys, solution.vector)
+    near = near_tokens(logits, selected) & problem.mask & ~alike
+    return logits, near, gaps_over(problem.shared_scores, selected, near)
 
 
 def constraints_beside_equals(
@@ -140,10 +147,8 @@ def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"], *, scored: b
     solution = solve(constraints_beside_equals(problem, tied, alike))
     if not solution.is_optimal:
         return LimitDirection.without_direction(selected, tied, solution)
-    logits = relative_logits(problem.keys, solution.vector)
-    level = lead_over(logits, selected) <= NEIGHBOUR_TOLERANCE
-    tied = tied | (alike & level)
-    near = near_tokens(logits, selected) & problem.mask & ~tied & ~alike
+    logits, near, _ = neighbours_beside(problem, solution, selected, alike | tied)
+    tied = tied | (alike & (lead_over(logits, selected) <= NEIGHBOUR_TOLERANCE))
     return LimitDirection(selected, tied, solution, near, np.full(problem.n, np.nan), "finite part")
 
 

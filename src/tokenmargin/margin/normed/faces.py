@@ -26,6 +26,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.single.proposals import nearest_point
 from tokenmargin.norms import AbstractNorm, LpNorm, SchattenNorm
+from tokenmargin.selection import angle
 
 _CLOSE = 0.05  # slack, of constraints whose bounds are at most 1
 _VANISHED = 1e-13  # share of the largest coordinate that is rounding
@@ -106,10 +107,8 @@ def polish_at_vertex(
     inverse = np.linalg.pinv(rows[active], rcond=1e-11)
     y = x + inverse @ (bound[active] - rows[active] @ x)
     y[np.abs(y) < _VANISHED * np.abs(y).max(initial=0.0)] = 0.0
-    length = float(norm.value(y))
-    gradient = length * np.sign(y) * np.abs(y / length) ** (norm.p - 1)
     multipliers = np.zeros_like(m)
-    multipliers[active] = m[active] + inverse.T @ (gradient - m[active] @ rows[active])
+    multipliers[active] = m[active] + inverse.T @ (_gradient(norm.p, y) - m[active] @ rows[active])
     return y, multipliers
 
 
@@ -122,13 +121,11 @@ def fit_multipliers_nearby(
     """
     from scipy.optimize import nnls  # it takes half a second to load, and is needed by the hardest cases alone
 
-    length = float(norm.value(x))
-    gradient = length * np.sign(x) * np.abs(x / length) ** (norm.p - 1)
     close = np.flatnonzero(rows @ x - bound < _CLOSE)
     m = np.zeros(len(bound))
     with contextlib.suppress(RuntimeError):  # no convergence: no proposal
         if len(close):  # of no columns at all, scipy 1.17 frees memory twice, which ends the process
-            m[close] = nnls(rows[close].T, gradient)[0]
+            m[close] = nnls(rows[close].T, _gradient(norm.p, x))[0]
     return x, m
 
 
@@ -173,9 +170,13 @@ def _newton_in_multipliers(
         if not (np.isfinite(curved).all() and np.isfinite(missing).all()):  # the iterates had run away
             raise np.linalg.LinAlgError("numbers beyond the doubles")
         m = m + np.linalg.lstsq(curved, missing, rcond=1e-13)[0]
-    g = m @ rows
-    norm = float(LpNorm(q).value(g))
-    return norm * np.sign(g) * np.abs(g / norm) ** (q - 1), m
+    return _gradient(q, m @ rows), m
+
+
+def _gradient(p: float, x: Float[Array, " r"]) -> Float[Array, " r"]:
+    """Of `|x|_p^2 / 2`."""
+    length = float(LpNorm(p).value(x))
+    return np.asarray(length * np.sign(x) * np.abs(x / length) ** (p - 1))
 
 
 _SAME = 1e-6  # singular values this close to the largest, relatively, are equal to it; below it, zero
@@ -317,9 +318,5 @@ def _rank(matrix: Float[Array, "a c"]) -> int:
 
 
 def _angle(v: Float[Array, " r"], y: Float[Array, " r"]) -> float:
-    """Between a unit vector and another, right for small angles as well; pi/2 for zero."""
-    length = float(np.linalg.norm(y))
-    if length < 1e-12:
-        return float(np.pi / 2)
-    unit = y / length
-    return float(2 * np.arctan2(np.linalg.norm(v - unit), np.linalg.norm(v + unit)))
+    """Between a unit vector and another; pi/2 for zero."""
+    return float(angle(v, y)) if np.linalg.norm(y) >= 1e-12 else float(np.pi / 2)

@@ -76,11 +76,6 @@ def without_subject(x: EmbeddingInstance, hypotheses: tuple[Slack, ...]) -> Find
     return Findings(hypotheses) if unclaimed and (nothing or len(x.corpus.tokens) > LARGE) else None
 
 
-def one_minus_cosine(angle: float) -> float:
-    """`1 - cos(angle)` without cancellation; 2, its largest value, where there is no angle."""
-    return float(2 * np.sin(angle / 2) ** 2) if np.isfinite(angle) else 2.0
-
-
 def true_of_most_draws(name: str, facts: Sequence[bool], x: EmbeddingInstance) -> Slack:
     """A fact promised with probability 1 - delta, from the draws of which it is true."""
     return rare_event(f"not so: {name}", len(facts) - sum(map(bool, facts)), len(facts), x.delta)

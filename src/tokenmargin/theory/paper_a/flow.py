@@ -17,7 +17,6 @@ from tokenmargin.theory.evidence import FollowedFlow
 from tokenmargin.theory.paper_a.conditions import (
     IMPLIED,
     concentration,
-    one_minus_cosine,
     quantile_of_draws,
     selective_conditions,
     theorem5_conditions,
@@ -36,6 +35,11 @@ NEAR_FLOW = 1e-2
 """How far descent may be from the flow, as a share of the way, before its steps are called too large."""
 STEPS = 1000
 """Steps of gradient descent that are compared with the flow."""
+
+
+def one_minus_cosine(angle: float) -> float:
+    """`1 - cos(angle)` without cancellation; 2, its largest value, where there is no angle."""
+    return float(2 * np.sin(angle / 2) ** 2) if np.isfinite(angle) else 2.0
 
 
 def seen_in_the_limit(name: str, facts: list[bool], x: EmbeddingInstance) -> Slack:

@@ -28,14 +28,19 @@ from tokenmargin.theory.paper_a.conditions import (
     IMPLIED,
     allowed_deviations,
     concentration,
-    one_minus_cosine,
     quantile_of_draws,
     selective_conditions,
     theorem5_conditions,
     true_of_most_draws,
     without_subject,
 )
-from tokenmargin.theory.paper_a.flow import MISALIGNED, OUTSIDE_THE_REGIME, in_the_regime, seen_in_the_limit
+from tokenmargin.theory.paper_a.flow import (
+    MISALIGNED,
+    OUTSIDE_THE_REGIME,
+    in_the_regime,
+    one_minus_cosine,
+    seen_in_the_limit,
+)
 from tokenmargin.theory.settings import EmbeddingInstance
 
 MOST_PAIRS = 10

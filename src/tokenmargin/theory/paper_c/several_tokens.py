@@ -16,7 +16,7 @@ from tokenmargin.objective.local_scores import HeadObjective, NonlinearHead
 from tokenmargin.problem.attention_problems import cross_attention
 from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import attention_weights
+from tokenmargin.selection import angle, attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
 from tokenmargin.theory.paper_b.assumptions import assumption_a
 from tokenmargin.theory.paper_c.matrix_limits import matrix_keys
@@ -146,8 +146,7 @@ def _minimum_on_sphere(
 def _angle_to_line(W: Float[Array, " D"], finite: Float[Array, " D"], direction: Float[Array, " D"]) -> float:
     """Angle of W to the line `finite + r direction`, at the r nearest to W."""
     along = finite + (W - finite) @ direction / (direction @ direction) * direction
-    cosine = float(W @ along / np.linalg.norm(W) / np.linalg.norm(along))
-    return float(np.arccos(np.clip(cosine, -1.0, 1.0)))
+    return float(angle(W, along))
 
 
 def _bowl_around(centre: list[float]) -> NonlinearHead:
