@@ -149,9 +149,9 @@ def test_looking_does_not_change_training(tmp_path, optimizer):
     rarely, _, _ = train_observed(config, glyphs(), folder=tmp_path / "rarely", observe_at=lambda e: e == 4)
     data = ImageData.of(glyphs())
     learner = VisionLearner(data, config)
-    from tokenmargin.training.epochs import run_epochs
+    from tokenmargin.training.epochs import EpochLoop
 
-    never = run_epochs(learner, config, n=data.n, device=torch.device("cpu"))
+    never = EpochLoop(learner, config, n=data.n, device=torch.device("cpu")).run()
     losses = [[row["loss"] for row in course.metrics if "loss" in row] for course in (often, rarely, never)]
     assert losses[0] == losses[1] == losses[2]
     assert len(losses[0]) == 4

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -102,89 +102,60 @@ class _Position:
     seconds: float = 0.0
 
 
-def run_epochs(
-    model: Learner,
-    config: Schedule,
-    *,
-    n: int,
-    device: torch.device,
-    folder: str | Path | None = None,
-    split: AbstractSplit | None = None,
-    checkpoint_every: float = 60.0,
-    stop_loss: float = 0.0,
-    budget: float = float("inf"),
-    observe: Callable[[Learner], Mapping[str, float]] | None = None,
-    observe_at: Callable[[int], bool] = lambda epoch: True,
-    chunk: int = 64,
-    progress: Callable[[Progress], None] | None = None,
-) -> TrainingHistory:
-    """Train on n rows, or go on with the training that `folder` holds; the arguments are those of `train`.
+@dataclass
+class EpochLoop(Generic[Learner]):
+    """Training on n rows, or going on with the training that `folder` holds; the other arguments are those of `train`.
 
     Where `observe_at(0)`, the model is also observed before the first step, in a row of its own without a loss.
     """
-    split = split or ByTexts()
-    place = None if folder is None else Path(folder)
-    with _lock_folder(place if split.ranks.is_first else None):
-        position, notes = _resume(model, config, place, split)
-        loop = _Loop(
-            model, config, position, split, place, n, device, chunk, checkpoint_every, stop_loss,
-            budget + position.seconds, observe, observe_at, progress,
-        )  # fmt: skip
-        if observe is not None and model.state.step == 0 and not position.metrics and observe_at(0):
-            position.metrics.append({"epoch": 0, "rate": 0.0, **observe(model)})
-        status: Status = "finished"
-        with _interrupts() as interrupted:
-            while position.epoch < config.epochs and status == "finished":
-                status = loop.run_epoch(interrupted)
-        loop.update_seconds()
-        if place is not None and status != "diverged":  # the last good checkpoint stays
-            _save(model, config, position, place, split)
-    return TrainingHistory(position.metrics, status, position.seconds, notes)
-
-
-@contextlib.contextmanager
-def _lock_folder(folder: Path | None) -> Iterator[None]:
-    """Hold the lock of the folder, if there is one, and remove what a killed run left half written."""
-    if folder is None:
-        yield
-        return
-    with locked_folder(folder):
-        remove_leftovers(folder)
-        yield
-
-
-@dataclass
-class _Loop(Generic[Learner]):
-    """One call of `run_epochs`: the model, how far it is, and the clocks."""
 
     model: Learner
     config: Schedule
-    position: _Position
-    split: AbstractSplit
-    place: Path | None
+    _: KW_ONLY
     n: int
     device: torch.device
-    chunk: int
-    checkpoint_every: float
-    stop_loss: float
-    budget: float
-    observe: Callable[[Learner], Mapping[str, float]] | None
-    observe_at: Callable[[int], bool]
-    progress: Callable[[Progress], None] | None
+    folder: str | Path | None = None
+    split: AbstractSplit = field(default_factory=ByTexts)
+    checkpoint_every: float = 60.0
+    stop_loss: float = 0.0
+    budget: float = float("inf")
+    observe: Callable[[Learner], Mapping[str, float]] | None = None
+    observe_at: Callable[[int], bool] = lambda epoch: True
+    chunk: int = 64
+    progress: Callable[[Progress], None] | None = None
 
-    def __post_init__(self) -> None:
+    def run(self) -> TrainingHistory:
+        """Train to the end, and say how it went."""
+        self.place = None if self.folder is None else Path(self.folder)
+        with _lock_folder(self.place if self.split.ranks.is_first else None):
+            self.position, notes = _resume(self.model, self.config, self.place, self.split)
+            at = self.position
+            self._start_clocks()
+            if self.observe is not None and self.model.state.step == 0 and not at.metrics and self.observe_at(0):
+                at.metrics.append({"epoch": 0, "rate": 0.0, **self.observe(self.model)})
+            status: Status = "finished"
+            with _interrupts() as interrupted:
+                while at.epoch < self.config.epochs and status == "finished":
+                    status = self._run_epoch(interrupted)
+            self._update_seconds()
+            if self.place is not None and status != "diverged":  # the last good checkpoint stays
+                _save(self.model, self.config, at, self.place, self.split)
+        return TrainingHistory(at.metrics, status, at.seconds, notes)
+
+    def _start_clocks(self) -> None:
         self.per_epoch = -(-self.n // self.config.batch)
         self.first = self.saved = time.monotonic()
-        self.began = self.first - self.position.seconds
+        self.began = self.first - self.position.seconds  # as if all calls had been one
+        self.last_second = self.budget + self.position.seconds
         self.first_step = self.model.state.step
 
-    def update_seconds(self) -> float:
+    def _update_seconds(self) -> float:
         """Note how long training has taken in all calls; returns the time now."""
         now = time.monotonic()
         self.position.seconds = now - self.began
         return now
 
-    def run_epoch(self, interrupted: threading.Event) -> Status:
+    def _run_epoch(self, interrupted: threading.Event) -> Status:
         """Train to the end of the epoch in hand, or until the run has to end."""
         at = self.position
         order = torch.as_tensor(epoch_order(self.n, seed=self.config.seed, epoch=at.epoch), device=self.device)
@@ -202,7 +173,7 @@ class _Loop(Generic[Learner]):
 
     def _after_chunk(self, interrupted: threading.Event) -> Status:
         """Report progress, save a checkpoint if one is due, and say whether the run has to end."""
-        now, at = self.update_seconds(), self.position
+        now, at = self._update_seconds(), self.position
         if self.progress is not None:
             step = self.model.state.step
             speed = (step - self.first_step) / max(now - self.first, 1e-9)
@@ -210,7 +181,7 @@ class _Loop(Generic[Learner]):
             self.progress(Progress(at.epoch, step, self.per_epoch * self.config.epochs, at.total / rows, speed))
         # Every rank has a clock of its own: what one of them decides, all do.
         due, late, stop = self.split.ranks.any_raised(
-            now - self.saved > self.checkpoint_every, at.seconds > self.budget, interrupted.is_set()
+            now - self.saved > self.checkpoint_every, at.seconds > self.last_second, interrupted.is_set()
         )
         if not math.isfinite(at.total):  # the same number on all ranks
             return "diverged"
@@ -231,6 +202,17 @@ class _Loop(Generic[Learner]):
         at.metrics.append(row)
         at.epoch, at.batch, at.total = at.epoch + 1, 0, 0.0
         return loss
+
+
+@contextlib.contextmanager
+def _lock_folder(folder: Path | None) -> Iterator[None]:
+    """Hold the lock of the folder, if there is one, and remove what a killed run left half written."""
+    if folder is None:
+        yield
+        return
+    with locked_folder(folder):
+        remove_leftovers(folder)
+        yield
 
 
 def _resume(

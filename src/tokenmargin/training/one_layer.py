@@ -52,9 +52,9 @@ class RowBlocks:
 
         self._map(work_through, runs)
 
-    def results(self, work: Callable[[slice], Result], parts: int = 8) -> list[Result]:
-        """The results of `work` on `parts` runs of neighbouring rows, in order."""
-        share = -(-len(self.blocks) // parts)
+    def results(self, work: Callable[[slice], Result]) -> list[Result]:
+        """The results of `work` on a few runs of neighbouring rows, in order."""
+        share = -(-len(self.blocks) // PARTS)
         runs = [self.blocks[i : i + share] for i in range(0, len(self.blocks), share)]
         return self._map(lambda run: work(slice(run[0].start, run[-1].stop)), runs)
 
@@ -73,6 +73,7 @@ def one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+PARTS = 8  # whose sums are added up in order, whatever the number of threads
 BLOCK_BYTES = 1 << 20  # a block of one matrix; the blocks of four matrices fit into a core's cache together
 
 

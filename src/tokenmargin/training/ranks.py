@@ -36,6 +36,7 @@ from tokenmargin.training.batches import RaggedBatch
 from tokenmargin.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, whole_steps
 
 PAUSE = 0.01  # seconds between two looks at the store
+PATIENCE = 600.0  # seconds after which a rank gives up waiting for another
 
 Value = TypeVar("Value")
 
@@ -122,12 +123,11 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def join_ranks(device: str = "cpu", *, timeout: float = 600.0) -> Iterator[Ranks]:
+def join_ranks(device: str = "cpu") -> Iterator[Ranks]:
     """The ranks that `torchrun` started, or this process alone.
 
     **Arguments**
     - `device`: `cpu` (the ranks exchange by gloo) or `cuda` (by NCCL; each rank uses the GPU of its local number).
-    - `timeout`: seconds after which a rank gives up waiting for another.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -140,9 +140,9 @@ def join_ranks(device: str = "cpu", *, timeout: float = 600.0) -> Iterator[Ranks
     # NCCL does not connect ranks that share a GPU; gloo copies through the host.
     crowded = int(os.environ.get("LOCAL_WORLD_SIZE", size)) > torch.cuda.device_count()
     backend = "nccl" if place.type == "cuda" and not crowded else "gloo"
-    store, rank, size = next(torch_rendezvous("env://", timeout=timedelta(seconds=timeout)))
-    store = rendezvous(store, rank, size, timeout=timeout)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+    store, rank, size = next(torch_rendezvous("env://", timeout=timedelta(seconds=PATIENCE)))
+    store = rendezvous(store, rank, size, timeout=PATIENCE)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
     try:
         yield Ranks(rank, size, place)
     finally:

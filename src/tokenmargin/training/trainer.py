@@ -12,7 +12,7 @@ import torch
 from tokenmargin._notebook import Tabular
 from tokenmargin.training.batches import Sequences, TokenData, truncate
 from tokenmargin.training.config import TrainingConfig
-from tokenmargin.training.epochs import Progress, Row, Status, run_epochs
+from tokenmargin.training.epochs import EpochLoop, Progress, Row, Status
 from tokenmargin.training.one_layer import Model, OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
 from tokenmargin.training.ranks import AbstractSplit, ByTexts
@@ -119,7 +119,7 @@ def train(
     """
     split = split or ByTexts()
     model = build_model(data, config, split=split)
-    history = run_epochs(
+    history = EpochLoop(
         model,
         config,
         n=data.n,
@@ -133,5 +133,5 @@ def train(
         observe_at=lambda epoch: epoch > 0 and observe_at(epoch),
         chunk=chunk,
         progress=progress,
-    )
+    ).run()
     return TrainingRun(model, config, history.metrics, history.status, history.seconds, history.notes)

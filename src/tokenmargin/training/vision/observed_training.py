@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmargin._files import write_arrays
 from tokenmargin.data.images import ImageSet
-from tokenmargin.training.epochs import Progress, TrainingHistory, run_epochs
+from tokenmargin.training.epochs import EpochLoop, Progress, TrainingHistory
 from tokenmargin.training.probe import machine
 from tokenmargin.training.vision.attention_probe import measure_attention, model_norms
 from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner
@@ -129,7 +129,7 @@ def train_observed(
     data = ImageData.of(images, device=device)
     learner = VisionLearner(data, config, compiled=compiled)
     probe = VisionProbe(data, folder)
-    history = run_epochs(
+    history = EpochLoop(
         learner,
         config,
         n=data.n,
@@ -141,7 +141,7 @@ def train_observed(
         observe_at=observe_at,
         chunk=20,
         progress=progress,
-    )
+    ).run()
     call = {"status": history.status, "seconds": time.monotonic() - begun, "steps": learner.state.step}
     record = {
         "config": asdict(config),
