@@ -16,14 +16,37 @@ import triton.language as tl
 
 
 @triton.jit
-def adamw(x, g, mean, square, rates, step, B1: tl.constexpr, B2: tl.constexpr, EPS: tl.constexpr):
-    """Parameters and moments after a step with gradient g; `rates` holds the three `AdamW.scalars` of each step."""
+def adamw(
+    parameters, first_moment, second_moment, at, inside, g, rates, step,
+    B1: tl.constexpr, B2: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    """A step with gradient g for the parameters at some places; returns their new values.
+
+    `rates` holds the three `AdamW.scalars` of each step. The moments are read once a step: they leave the cache first.
+    """
+    x = tl.load(parameters + at, mask=inside, other=0.0)
+    mean = tl.load(first_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
+    square = tl.load(second_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
     mean = B1 * mean + (1.0 - B1) * g
     square = B2 * square + (1.0 - B2) * g * g
     length = tl.load(rates + 3 * step)
     root = tl.load(rates + 3 * step + 1)
     shrink = tl.load(rates + 3 * step + 2)
-    return x * shrink - length * mean / (tl.sqrt(square) / root + EPS), mean, square
+    x = x * shrink - length * mean / (tl.sqrt(square) / root + EPS)
+    tl.store(parameters + at, x, mask=inside)
+    tl.store(first_moment + at, mean, mask=inside, eviction_policy="evict_first")
+    tl.store(second_moment + at, square, mask=inside, eviction_policy="evict_first")
+    return x
+
+
+@triton.jit
+def block_scores(ids, scores, m, at, end, BLOCK: tl.constexpr, SHARPNESS: tl.constexpr):
+    """For the tokens at places from `at` on: which of them come before `end`, the tokens, their logits and their b."""
+    place = at + tl.arange(0, BLOCK)
+    inside = place < end
+    token = tl.load(ids + place, mask=inside, other=0)
+    a = SHARPNESS * tl.load(scores + token, mask=inside, other=-float("inf"))
+    return inside, token, a, tl.load(scores + m + token, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -51,22 +74,17 @@ def attend_kernel(
         row = tl.load(order + place)
         begin = tl.load(offsets + row)
         end = tl.load(offsets + row + 1)
-        lane = tl.arange(0, BLOCK)
 
         top = tl.full((BLOCK,), -float("inf"), tl.float32)
         for at in range(begin, end, BLOCK):
-            inside = at + lane < end
-            token = tl.load(ids + at + lane, mask=inside, other=0)
-            top = tl.maximum(top, SHARPNESS * tl.load(scores + token, mask=inside, other=-float("inf")))
+            _, _, a, _ = block_scores(ids, scores, m, at, end, BLOCK, SHARPNESS)
+            top = tl.maximum(top, a)
         highest = tl.max(top, 0)
 
         total = tl.zeros((BLOCK,), tl.float32)
         best = tl.full((BLOCK,), -float("inf"), tl.float32)
         for at in range(begin, end, BLOCK):
-            inside = at + lane < end
-            token = tl.load(ids + at + lane, mask=inside, other=0)
-            a = SHARPNESS * tl.load(scores + token, mask=inside, other=-float("inf"))
-            b = tl.load(scores + m + token, mask=inside, other=-float("inf"))
+            _, _, a, b = block_scores(ids, scores, m, at, end, BLOCK, SHARPNESS)
             total += tl.exp(a - highest)
             best = tl.maximum(best, tl.where(a == highest, b, -float("inf")))
         mass = tl.sum(total, 0)
@@ -74,10 +92,7 @@ def attend_kernel(
 
         moment = tl.zeros((BLOCK,), tl.float32)
         for at in range(begin, end, BLOCK):
-            inside = at + lane < end
-            token = tl.load(ids + at + lane, mask=inside, other=0)
-            a = SHARPNESS * tl.load(scores + token, mask=inside, other=-float("inf"))
-            b = tl.load(scores + m + token, mask=inside, other=0.0)
+            inside, _, a, b = block_scores(ids, scores, m, at, end, BLOCK, SHARPNESS)
             moment += tl.where(inside, tl.exp(a - highest) * (b - pivot), 0.0)
         mean = tl.sum(moment, 0) / mass
 
@@ -87,10 +102,7 @@ def attend_kernel(
         slope = -y * sigmoid / rows
 
         for at in range(begin, end, BLOCK):
-            inside = at + lane < end
-            token = tl.load(ids + at + lane, mask=inside, other=0)
-            a = SHARPNESS * tl.load(scores + token, mask=inside, other=-float("inf"))
-            b = tl.load(scores + m + token, mask=inside, other=0.0)
+            inside, token, a, b = block_scores(ids, scores, m, at, end, BLOCK, SHARPNESS)
             e = slope * tl.exp(a - highest) / mass
             tl.atomic_add(weights + token, SHARPNESS * e * ((b - pivot) - mean), mask=inside, sem="relaxed")
             tl.atomic_add(weights + m + token, e, mask=inside, sem="relaxed")
@@ -143,14 +155,8 @@ def update_heads_kernel(
     g = tl.zeros((BLOCK,), tl.float32)
     for part in range(parts):
         g += tl.load(partial + part * 2 * d + at, mask=inside, other=0.0)
-    x = tl.load(heads + at, mask=inside, other=0.0)
-    tl.store(old_heads + at, x, mask=inside)
-    mean = tl.load(first_moment + at, mask=inside, other=0.0)
-    square = tl.load(second_moment + at, mask=inside, other=0.0)
-    x, mean, square = adamw(x, g, mean, square, rates, step, B1, B2, EPS)
-    tl.store(heads + at, x, mask=inside)
-    tl.store(first_moment + at, mean, mask=inside)
-    tl.store(second_moment + at, square, mask=inside)
+    tl.store(old_heads + at, tl.load(heads + at, mask=inside, other=0.0), mask=inside)
+    adamw(heads, first_moment, second_moment, at, inside, g, rates, step, B1, B2, EPS)
 
 
 @triton.jit
@@ -164,19 +170,12 @@ def update_embeddings_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < d
     at = s.to(tl.int64) * d + column
-    x = tl.load(embeddings + at, mask=inside, other=0.0)
-    mean = tl.load(first_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
-    square = tl.load(second_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
     c = tl.load(weights + s)
     e = tl.load(weights + m + s)
     step = tl.load(counter_b)
     p = tl.load(old_heads + column, mask=inside, other=0.0)
     v = tl.load(old_heads + d + column, mask=inside, other=0.0)
-    g = c * p + e * v
-    x, mean, square = adamw(x, g, mean, square, rates, step, B1, B2, EPS)
-    tl.store(embeddings + at, x, mask=inside)
-    tl.store(first_moment + at, mean, mask=inside, eviction_policy="evict_first")
-    tl.store(second_moment + at, square, mask=inside, eviction_policy="evict_first")
+    x = adamw(embeddings, first_moment, second_moment, at, inside, c * p + e * v, rates, step, B1, B2, EPS)
     p = tl.load(heads + column, mask=inside, other=0.0)
     v = tl.load(heads + d + column, mask=inside, other=0.0)
     tl.store(scores + s, tl.sum(x * p, 0))

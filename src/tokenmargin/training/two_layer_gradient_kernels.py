@@ -174,13 +174,7 @@ def update_embeddings_kernel(
     for k in range(begin, end):
         place = tl.load(occurrences + k)
         g += tl.load(pulled + place.to(tl.int64) * d + c, mask=inside, other=0.0)
-    x = tl.load(embeddings + at, mask=inside, other=0.0)
-    mean = tl.load(first_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
-    square = tl.load(second_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
-    x, mean, square = adamw(x, g, mean, square, rates, step, B1, B2, EPS)
-    tl.store(embeddings + at, x, mask=inside)
-    tl.store(first_moment + at, mean, mask=inside, eviction_policy="evict_first")
-    tl.store(second_moment + at, square, mask=inside, eviction_policy="evict_first")
+    x = adamw(embeddings, first_moment, second_moment, at, inside, g, rates, step, B1, B2, EPS)
     mu = tl.sum(tl.where(inside, x, 0.0), 0) / d
     x = tl.where(inside, x - mu, 0.0)
     tl.store(centred + at, x, mask=inside)
