@@ -78,7 +78,7 @@ def print_hanging(console: Console, markup: str) -> None:
         console.print(Text(" " * gap.end()) + part)
 
 
-def seen_coordinates(vector: Any, keys: AbstractGeometry) -> Any:
+def without_unused_coordinates(vector: Any, keys: AbstractGeometry) -> Any:
     """A parameter without zeros at the end where every key has zeros, as those of a planar problem in space have."""
     import numpy as np
 
@@ -90,31 +90,31 @@ def seen_coordinates(vector: Any, keys: AbstractGeometry) -> Any:
     return np.asarray(vector)[: seen.max(initial=0) + 1]
 
 
-def coordinates(vector: Any, keys: AbstractGeometry | None = None) -> str:
-    """A vector in six figures; of a parameter of these `keys` its `seen_coordinates`.
+def vector_text(vector: Any, keys: AbstractGeometry | None = None) -> str:
+    """A vector in six figures; of a parameter of these `keys` its `without_unused_coordinates`.
 
     >>> import numpy as np
-    >>> coordinates(np.array([-1e-17, 0.5, 0.0])), coordinates(np.array([2e-12, 1e-12]))
+    >>> vector_text(np.array([-1e-17, 0.5, 0.0])), vector_text(np.array([2e-12, 1e-12]))
     ('[0.  0.5 0. ]', '[2.e-12 1.e-12]')
     """
     import numpy as np
 
-    shown = np.asarray(vector) if keys is None else seen_coordinates(vector, keys)
+    shown = np.asarray(vector) if keys is None else without_unused_coordinates(vector, keys)
     plain = bool(np.abs(shown).max(initial=0.0) >= 1e-3)  # shorter vectors keep their powers of ten
     with np.printoptions(precision=6, suppress=plain, threshold=12):
         return str(np.where(np.abs(shown) < 5e-7, 0.0, shown) if plain else shown)
 
 
-def with_sign(x: float) -> str:
+def signed_text(x: float) -> str:
     """A part of a decision with its sign, in two decimals; what rounds to zero has none.
 
-    >>> with_sign(0.5), with_sign(-0.004)
+    >>> signed_text(0.5), signed_text(-0.004)
     ('+0.50', '0.00')
     """
     return f"{x:+.2f}" if abs(x) >= 0.005 else "0.00"
 
 
-def show(message: str) -> None:
+def print_answer(message: str) -> None:
     """A line of an answer, on standard output, wrapped between words."""
     print(_wrap(message, sys.stdout))
 
@@ -134,7 +134,7 @@ def _wrap(message: str, stream: TextIO) -> str:
     return "\n".join(lines)
 
 
-def show_facts(facts: Iterable[tuple[str, object]]) -> None:
+def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Names and values in two columns; a long value goes on under itself."""
     from rich.table import Table
     from rich.text import Text
@@ -147,7 +147,7 @@ def show_facts(facts: Iterable[tuple[str, object]]) -> None:
     _print_grid(grid)
 
 
-def show_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[object]]) -> None:
+def print_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[object]]) -> None:
     """A table on standard output; a column is its name and "<" for words, "<<" for words and
     ">" for numbers that are never broken."""
     from rich.table import Table
@@ -183,7 +183,7 @@ def print_error(message: str) -> None:
     print(f"error: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
 
 
-def ended(*, interrupted: bool) -> int:
+def end_code(*, interrupted: bool) -> int:
     """The exit code of a command that keeps its results when Ctrl-C ends it; if it did, an error line says so."""
     if interrupted:
         print_error("interrupted: this is what was reached")
@@ -208,14 +208,14 @@ def usage_errors() -> Iterator[None]:
 def plugin_lines() -> Iterator[None]:
     """Print each warning about a plugin that cannot be used as one line on standard error."""
 
-    def show(message: Warning | str, category: type[Warning], *where: Any, **also: Any) -> None:
+    def print_one(message: Warning | str, category: type[Warning], *where: Any, **also: Any) -> None:
         if issubclass(category, PluginWarning):
             print(f"warning: {message}", file=sys.stderr)
         else:
             otherwise(message, category, *where, **also)
 
     with warnings.catch_warnings():
-        otherwise, warnings.showwarning = warnings.showwarning, show
+        otherwise, warnings.showwarning = warnings.showwarning, print_one
         warnings.simplefilter("always", PluginWarning)
         yield
 
@@ -257,7 +257,7 @@ def choose_engine(name: str, *, jobs: int, address: str | None) -> AbstractEngin
     return SerialEngine() if name == "here" else LocalEngine(jobs)
 
 
-def numbers(text: str, kind: Callable[[str], Number], option: str) -> list[Number]:
+def parse_numbers(text: str, kind: Callable[[str], Number], option: str) -> list[Number]:
     """The numbers of a text such as `1,2,3`."""
     try:
         return [kind(part) for part in text.split(",")]
@@ -265,12 +265,12 @@ def numbers(text: str, kind: Callable[[str], Number], option: str) -> list[Numbe
         raise UsageError(f"{option} must be numbers separated by commas, got {text!r}") from error
 
 
-def selected_tokens(text: str) -> list[int]:
+def parse_selection(text: str) -> list[int]:
     """The token of each input, from `A1,B3` or from positions counted from 0, `0,2`."""
     from tokenmargin.problem.names import parse_token
 
     if not any(letter.isalpha() for letter in text):
-        return numbers(text, int, "--select")
+        return parse_numbers(text, int, "--select")
     try:
         named = dict(parse_token(part) for part in text.split(","))
     except ValueError:
@@ -318,7 +318,7 @@ def share_bar(label: str) -> Iterator[Callable[[float], None]]:
         yield lambda share: advance(round(100 * min(max(share, 0.0), 1.0)))
 
 
-def checked_picture(path: Path | None) -> None:
+def check_picture(path: Path | None) -> None:
     """Refuse a picture in a format that is not drawn."""
     if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--picture writes a .png, .svg or .pdf file, got {path.name!r}")

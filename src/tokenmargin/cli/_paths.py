@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, coordinates, print_message, show_facts
+from tokenmargin.cli._common import UsageError, print_facts, print_message, vector_text
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenmargin.problem.token_problem import TokenProblem
 
 
-def _comparison(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | float | None], Any]:
+def _compared_direction(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | float | None], Any]:
     """What the end of a path is compared with: a max-margin solution, its kind, and its tokens."""
     import numpy as np
 
@@ -54,7 +54,7 @@ def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
     from tokenmargin.selection import angle, cosine
 
     problem = path.objective.problem
-    solution, kind, selected = _comparison(path)
+    solution, kind, selected = _compared_direction(path)
     aligned = solution.is_optimal and bool(solution.vector.any()) and problem.keys.norm(path.prompt) > 0
     flow_only = (
         {
@@ -117,7 +117,7 @@ def print_report(report: dict[str, Any], keys: AbstractGeometry) -> None:
     direction, facts = report["direction"], []
     with np.printoptions(precision=6, suppress=True, threshold=12):
         facts += [
-            ("final", coordinates(report["final"], keys)),
+            ("final", vector_text(report["final"], keys)),
             ("norm", f"{report['norm']:.6g} after {report['steps']} steps"),
         ]
         facts.append(("loss", f"{report['loss']:.6g}"))
@@ -155,11 +155,11 @@ def print_report(report: dict[str, Any], keys: AbstractGeometry) -> None:
         else:
             kind = "" if direction["kind"] is None else f"{direction['kind']}, "
             evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"
-            facts.append(("direction", f"{coordinates(direction['vector'], keys)} ({evidence})"))
+            facts.append(("direction", f"{vector_text(direction['vector'], keys)} ({evidence})"))
             if direction["norm"] != "l2" and direction["share"] is not None:
                 facts.append(("margin", f"{direction['share']:.6f} of the largest in the norm {direction['norm']}"))
             facts.append(("angle", f"{report['angle']:.3e} rad (cosine {report['cosine']:.8f})"))
-        show_facts((name, str(value)) for name, value in facts)
+        print_facts((name, str(value)) for name, value in facts)
 
 
 LARGEST = 4 << 30  # bytes of a run in memory: a small file cannot ask for more

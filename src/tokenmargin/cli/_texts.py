@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, needs_extra, print_message, share_bar, show, usage_errors
+from tokenmargin.cli._common import UsageError, needs_extra, print_answer, print_message, share_bar, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.classifier import TokenSelectionClassifier
@@ -37,7 +37,7 @@ def read_rows(
         return make_sentences(2000, np.random.default_rng(0))
     if source in ("imdb", "yelp") and not Path(source).exists():
         try:
-            source, text, label = str(dataset(source)), "text", "label"
+            source, text, label = str(fetch_dataset(source)), "text", "label"
         except DatasetError as error:
             raise UsageError(str(error)) from error
     with usage_errors():
@@ -61,7 +61,7 @@ def print_rejected(reasons: Sequence[str], count: int) -> None:
             print_message(f"  and {count - SHOWN} more")
 
 
-def dataset(name: str, *, local: Path | None = None) -> Path:
+def fetch_dataset(name: str, *, local: Path | None = None) -> Path:
     """A public dataset in the cache, fetched with a progress bar where it is not there yet."""
     with needs_extra("text"):
         from tokenmargin.data.datasets import get_dataset
@@ -77,7 +77,7 @@ def open_model(folder: Path) -> TokenSelectionClassifier:
         return load_model(folder)
 
 
-def two_classes(model: TokenSelectionClassifier, folder: Path | None) -> None:
+def require_two_classes(model: TokenSelectionClassifier, folder: Path | None) -> None:
     """Refuse a model that a page cannot show word by word."""
     if len(model.classes_) != 2:
         raise UsageError(
@@ -99,7 +99,7 @@ def command_line() -> str:
     return shlex.join(["tokenmargin", *sys.argv[1:]])
 
 
-def versions() -> str:
+def package_versions() -> str:
     """Versions of what the numbers depend on."""
     import platform
 
@@ -164,7 +164,7 @@ def print_corpus(statistics: dict[str, Any]) -> None:
     """For people: the tokens of largest |alpha_s|, and the sequences that break Assumption 4."""
     low, high = statistics["lengths"]
     length = f"{high}" if low == high else f"{low} to {high}"
-    show(
+    print_answer(
         f"{statistics['sequences']} sequences of {length} tokens, {statistics['tokens']} in all, "
         f"vocabulary of {statistics['vocabulary']}\n"
     )
@@ -178,7 +178,7 @@ def print_corpus(statistics: dict[str, Any]) -> None:
     offending = statistics["offending"]
     print(f"\nAssumption 4 {'holds' if not offending else f'is broken by {len(offending)} sequences'}")
     for row in offending[:MOST_SHOWN]:
-        show(f"  sequence {row['sequence']}: {row['reason']}")
+        print_answer(f"  sequence {row['sequence']}: {row['reason']}")
     _print_rest(len(offending), "sequences")
     if low != high:
         print_message(

@@ -10,14 +10,14 @@ from tokenmargin.cli._common import (
     Problem,
     Seed,
     UsageError,
-    checked_picture,
+    check_picture,
     emit_json,
-    ended,
+    end_code,
     needs_extra,
     print_message,
+    print_table,
     read_problem,
     share_bar,
-    show_table,
     usage_errors,
 )
 from tokenmargin.cli._paths import MEMORY, Settings, load_run, problem_digest, run_file, save_run
@@ -91,7 +91,7 @@ def basins(
 
     data = read_problem(problem)
     file = run_file(save, resume)
-    checked_picture(picture)
+    check_picture(picture)
     if starts < 1 or resolution < 2:
         raise UsageError(f"--starts must be at least 1 and --resolution at least 2, got {starts} and {resolution}")
     settings: Settings = {"problem": problem_digest(data), "starts": starts, "radius": radius, "seed": seed}
@@ -109,7 +109,7 @@ def basins(
         emit_json(_basins_as_data(found))
     else:
         _print_basins(found)
-    return ended(interrupted=found.interrupted)
+    return end_code(interrupted=found.interrupted)
 
 
 def _run_starts(
@@ -136,8 +136,8 @@ def _run_starts(
             return run(problem, points, method=method, steps=steps, progress=progress)
         begun = run(problem, before["starts"], method=method, steps=0)
         memory = {name.removeprefix(MEMORY): array for name, array in before.items() if name.startswith(MEMORY)}
-        ended = replace(begun.runs, finals=[before["finals"]], steps=before["steps"][None], memory=[memory])
-        return replace(begun, runs=ended).resume(steps=steps, progress=progress)
+        before_runs = replace(begun.runs, finals=[before["finals"]], steps=before["steps"][None], memory=[memory])
+        return replace(begun, runs=before_runs).resume(steps=steps, progress=progress)
 
 
 def _draw_basin_map(problem: Any, method: AbstractMethod, picture: Path, extent: float, resolution: int) -> None:
@@ -187,4 +187,4 @@ def _print_basins(found: Basins) -> None:
         for one in found.basins
     ]
     rows.append((f"{found.unsettled:.3f}", "", "bounded, a finite part, or not settled", ""))
-    show_table((("share", ">"), ("95% interval", ">"), ("kind", "<"), ("selected", "<")), rows)
+    print_table((("share", ">"), ("95% interval", ">"), ("kind", "<"), ("selected", "<")), rows)

@@ -13,8 +13,8 @@ from tokenmargin.cli._common import (
     Seed,
     UsageError,
     emit_json,
-    ended,
-    numbers,
+    end_code,
+    parse_numbers,
     progress_bar,
     read_problem,
     share_bar,
@@ -124,7 +124,7 @@ def evolve(
     before = {} if resume is None else load_run(resume, settings)
     with usage_errors():
         objective = _objective_named(data, train, loss, head, attention)
-        first = None if start is None else np.array(numbers(start, float, "--start"))
+        first = None if start is None else np.array(parse_numbers(start, float, "--start"))
         first = before["point"][-1] if before else first
         path: Trajectory | FlowPath
         if method == "flow":
@@ -143,7 +143,7 @@ def evolve(
         print_report(report, path.objective.problem.keys)
         if speeds is not None:
             print(speeds)
-    return ended(interrupted=path.interrupted)
+    return end_code(interrupted=path.interrupted)
 
 
 def _fit_rates(path: Trajectory | FlowPath) -> Rates:
@@ -159,7 +159,7 @@ class _BatchDraws(NamedTuple):
     batch: int | None
     seed: int
 
-    def after(self, t: int, n: int) -> Generator | None:
+    def generator_after(self, t: int, n: int) -> Generator | None:
         """The generator in the state that it has after `t` steps."""
         import numpy as np
 
@@ -199,7 +199,7 @@ def _follow_descent(
             keep=("point", "norm", "loss", "saturation") if keep else (),
             every=max(left // KEPT_POINTS, 1),
             batch=draws.batch,
-            rng=draws.after(taken, objective.problem.n),
+            rng=draws.generator_after(taken, objective.problem.n),
             memory=memory,
             progress=progress,
         )

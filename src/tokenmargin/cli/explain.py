@@ -19,12 +19,12 @@ from tokenmargin.cli._common import (
     console_for,
     emit_json,
     needs_extra,
+    print_answer,
     print_message,
+    print_table,
     printable,
-    show,
-    show_table,
+    signed_text,
     usage_errors,
-    with_sign,
 )  # fmt: skip
 from tokenmargin.cli._texts import command_line, open_model
 
@@ -91,13 +91,13 @@ def explain(
         if number:
             console.print()
         console.print(_colour_words(one))
-        show(_decision_line(one))
+        print_answer(_decision_line(one))
         if len(classifier.classes_) == 2 and one.selected and one.abstains:
-            show("no word here that decides: together they do not even double the odds")
+            print_answer("no word here that decides: together they do not even double the odds")
         _print_words(one)
-        show(_sign_line([str(name) for name in classifier.classes_], one))
+        print_answer(_sign_line([str(name) for name in classifier.classes_], one))
         for line in _edit_lines(classifier, edit) if edit else ():
-            show(printable(line))
+            print_answer(printable(line))
     return 0
 
 
@@ -163,15 +163,15 @@ def _print_words(one: Explanation) -> None:
         name = one.text[word.start : word.end].lower()
         seen[name] = seen.get(name, (0.0, 0.0))[0] + word.contribution, word.effect
     ranked = sorted(seen.items(), key=lambda item: -abs(item[1][0]))
-    rows = [("(base rate)", with_sign(one.baseline), "", "")]
+    rows = [("(base rate)", signed_text(one.baseline), "", "")]
     if one.shift:
-        rows.append(("(any known text)", with_sign(one.shift), "", ""))
+        rows.append(("(any known text)", signed_text(one.shift), "", ""))
     for name, (part, effect) in ranked[:LEADING]:
         mixed = "" if part * effect > 0 else "neither for nor against"
-        rows.append((name, with_sign(part), with_sign(effect), mixed))
+        rows.append((name, signed_text(part), signed_text(effect), mixed))
     if rest := ranked[LEADING:]:
-        rows.append((f"({len(rest)} other words)", with_sign(sum(part for _, (part, _) in rest)), "", ""))
-    show_table((("word", "<"), ("contribution", ">"), ("lost without it", ">"), ("", "<")), rows)
+        rows.append((f"({len(rest)} other words)", signed_text(sum(part for _, (part, _) in rest)), "", ""))
+    print_table((("word", "<"), ("contribution", ">"), ("lost without it", ">"), ("", "<")), rows)
 
 
 def _edit_lines(model: TokenSelectionClassifier, edit: EditedText) -> list[str]:

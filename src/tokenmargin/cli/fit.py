@@ -22,7 +22,7 @@ from tokenmargin.cli._common import (
     progress_bar,
     usage_errors,
 )
-from tokenmargin.cli._texts import command_line, data_hash, open_model, read_rows, versions
+from tokenmargin.cli._texts import command_line, data_hash, open_model, package_versions, read_rows
 
 if TYPE_CHECKING:
     from tokenmargin.classifier import TokenSelectionClassifier
@@ -101,7 +101,7 @@ def fit(
         "data sha256": data_hash(rows.texts, rows.labels),
         "seed": seed,
         "command": command_line(),
-        "versions": versions(),
+        "versions": package_versions(),
     }
     try:
         save_model(classifier, out, notes=notes, light=light)
@@ -230,7 +230,7 @@ def report(
         notes |= {"tests, data": source, "tests, data sha256": data_hash(rows.texts, rows.labels), "tests, seed": seed}
         if not no_texts:
             content["texts"] = rows.texts
-    notes["report, versions"] = versions()
+    notes["report, versions"] = package_versions()
     page = ModelReport(classifier, provenance=notes, command=command_line(), private=no_texts, **content)
     write_model_report(page, out)
     if figures is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmargin.cli._common import (
     UsageError,
-    checked_picture,
+    check_picture,
     emit_json,
     needs_extra,
     print_message,
@@ -60,7 +60,7 @@ def graph(
     json:
         Write one JSON object to standard output; with every graph where there are at most 10,000 nodes in all.
     """
-    checked_picture(picture)
+    check_picture(picture)
     if limit < 1:
         raise UsageError(f"--limit must be at least 1, got {limit}")
     problem = _read_next_tokens(corpus, window)

@@ -16,14 +16,14 @@ from tokenmargin.cli._common import (
     choose_engine,
     emit_json,
     needs_extra,
+    print_answer,
     print_error,
+    print_facts,
     print_message,
     progress_bar,
-    show,
-    show_facts,
     usage_errors,
 )
-from tokenmargin.cli._texts import dataset, print_rejected
+from tokenmargin.cli._texts import fetch_dataset, print_rejected
 
 if TYPE_CHECKING:
     from tokenmargin.data.pipeline import Pipeline
@@ -170,7 +170,9 @@ def _prepare_shards(source: str | Path, out: Path, pipeline: Pipeline, *, json: 
         )
         return 0
     _print_steps(found.steps)
-    show(f"{found.n:,} texts, {found.tokens / max(found.n, 1):.1f} tokens each, {len(found.texts)} shards in {out}")
+    print_answer(
+        f"{found.n:,} texts, {found.tokens / max(found.n, 1):.1f} tokens each, {len(found.texts)} shards in {out}"
+    )
     print_rejected([f"{row['place']}: {row['reason']}" for row in found.source["reasons"]], found.source["rejected"])
     return 0
 
@@ -203,7 +205,9 @@ def _prepared_as_data(prepared: PreparedText, found: LabelledText) -> dict[str, 
 def _print_prepared(prepared: PreparedText, found: LabelledText, out: Path) -> None:
     _print_steps(prepared.steps)
     share = float((prepared.labels > 0).mean())
-    show(f"{prepared.n:,} texts ({share:.1%} positive), {len(prepared.ids) / prepared.n:.1f} tokens each, in {out}")
+    print_answer(
+        f"{prepared.n:,} texts ({share:.1%} positive), {len(prepared.ids) / prepared.n:.1f} tokens each, in {out}"
+    )
     print_rejected([f"{row.place}: {row.reason}" for row in found.rejected], len(found.rejected))
 
 
@@ -244,12 +248,12 @@ def data(
         from tokenmargin.data.datasets import DATASETS, DatasetError
     if action == "list":
         for title, file in DATASETS.items():
-            show_facts([(title, file.url), ("", file.terms)])
+            print_facts([(title, file.url), ("", file.terms)])
         return 0
     if name is None or name not in DATASETS:
         raise UsageError(f"which dataset? choose from {', '.join(DATASETS)}")
     try:
-        path = dataset(name, local=from_)
+        path = fetch_dataset(name, local=from_)
     except DatasetError as error:
         print_error(str(error))
         return 1

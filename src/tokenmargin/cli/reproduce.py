@@ -333,7 +333,7 @@ def _progress_lines(total: int) -> Iterator[Callable[[Progress], None]]:
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)
 
-        def show(progress: Progress) -> None:
+        def tell(progress: Progress) -> None:
             nonlocal last
             failed = f", {progress.failed} failed" if progress.failed else ""
             words = f"{_as_clock(progress.seconds_left)} left{failed}"
@@ -342,7 +342,7 @@ def _progress_lines(total: int) -> Iterator[Callable[[Progress], None]]:
                 last = time.monotonic()
                 print_message(f"{progress.done} of {progress.total} cells, {words}")
 
-        yield show
+        yield tell
 
 
 def _as_clock(seconds: float) -> str:

@@ -10,10 +10,10 @@ from tokenmargin.cli._common import (
     UsageError,
     emit_json,
     needs_extra,
+    print_answer,
+    print_facts,
     print_message,
-    show,
-    show_facts,
-    show_table,
+    print_table,
     usage_errors,
 )
 
@@ -87,7 +87,7 @@ def _list_runs(chosen: list[Run], *, json: bool) -> int:
         )
         for row in rows
     ]  # fmt: skip
-    show_table((("run", "<<"), ("verdict", "<"), ("seconds", ">"), ("started", "<"), ("size", ">")), listed)
+    print_table((("run", "<<"), ("verdict", "<"), ("seconds", ">"), ("started", "<"), ("size", ">")), listed)
     if rows:
         print_message("tokenmargin runs show RUN prints its command, settings and findings.")
     return 0
@@ -140,11 +140,11 @@ def _print_csv(run: Run, table: str) -> None:
 
 
 def _print_details(details: dict[str, Any]) -> None:
-    show(f"{details['id']}  {details['title']}\n  {details['command']}")
+    print_answer(f"{details['id']}  {details['title']}\n  {details['command']}")
     code, machine = details["code"], details["environment"]
     commit = f", commit {code['commit'][:12]}{' (modified)' if code['modified'] else ''}" if code["commit"] else ""
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    show_facts(
+    print_facts(
         [
             ("  code", f"tokenmargin {code['version']}, digest {code['digest']}{commit}"),
             ("  packages", f"python {machine['python']}, {packages}"),
@@ -173,7 +173,7 @@ def _compare_two(first: Run, second: Run, *, json: bool) -> int:
         for name, (one, other) in comparison[kind].items()
     ]
     facts += [("finding", f"{row['what']}: {row['first']} | {row['second']}") for row in comparison["findings"]]
-    show_facts([*facts, *(("table", f"{name}: {words}") for name, words in comparison["tables"].items())])
+    print_facts([*facts, *(("table", f"{name}: {words}") for name, words in comparison["tables"].items())])
     return 0 if comparison["same_tables"] else 1
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tokenmargin.cli._common import UsageError, emit_json, needs_extra, print_message, share_bar
-from tokenmargin.cli._texts import open_model, two_classes
+from tokenmargin.cli._texts import open_model, require_two_classes
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import Result
@@ -150,7 +150,7 @@ def playground(
         raise UsageError(f"--port must lie in 0..65535, got {port}")
     loaded = None if model is None else open_model(model)
     if loaded is not None:
-        two_classes(loaded, model)
+        require_two_classes(loaded, model)
     try:
         listener = listen(host, port)
     except OSError as error:
@@ -211,7 +211,7 @@ def _page_model(folder: Path) -> dict[str, Any]:
     with needs_extra("classify"):
         from tokenmargin.classifier.files import model_notes
         from tokenmargin.report.word_model import can_be_read_by_pages, explore_model
-    two_classes(model, folder)
+    require_two_classes(model, folder)
     if not can_be_read_by_pages(model):
         raise UsageError(
             f"{folder}: its tokenizer ({model.tokenizer}) does not run in a page; fit with --tokenizer words, or open "

@@ -11,16 +11,16 @@ from tokenmargin.cli._common import (
     Json,
     Problem,
     UsageError,
-    coordinates,
     emit_json,
+    parse_selection,
+    print_answer,
+    print_facts,
+    print_table,
     progress_bar,
     read_problem,
-    seen_coordinates,
-    selected_tokens,
-    show,
-    show_facts,
-    show_table,
     usage_errors,
+    vector_text,
+    without_unused_coordinates,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def solve(
     from tokenmargin.selection import optimal_tokens
 
     data = read_problem(problem)
-    chosen = optimal_tokens(data).argmax(axis=1).tolist() if select is None else selected_tokens(select)
+    chosen = optimal_tokens(data).argmax(axis=1).tolist() if select is None else parse_selection(select)
     with usage_errors():
         solution = max_margin(data, chosen, norm=norm)
     report = solution_report(data, chosen, solution)
@@ -120,9 +120,9 @@ def _print_solution(report: dict[str, Any], keys: AbstractGeometry) -> None:
              ("selected", chosen)]  # fmt: skip
     if report["vector"] is not None:
         if (matrix := report["matrix"]) is None:
-            facts.append(("vector", coordinates(report["vector"], keys)))
+            facts.append(("vector", vector_text(report["vector"], keys)))
         else:
-            facts.append(("matrix", f"{' x '.join(map(str, np.shape(matrix)))}\n{coordinates(matrix)}"))
+            facts.append(("matrix", f"{' x '.join(map(str, np.shape(matrix)))}\n{vector_text(matrix)}"))
         in_norm = "" if report["norm"] == "l2" else f" ({report['norm']})"
         facts += [
             ("margin", f"{report['margin']:.8g}{in_norm}"),
@@ -136,7 +136,7 @@ def _print_solution(report: dict[str, Any], keys: AbstractGeometry) -> None:
         facts.append(
             ("equal scores", f"{_token_names(report['equals'])}: training need not leave these behind, see `atlas`")
         )
-    show_facts(facts)
+    print_facts(facts)
 
 
 def _token_names(tokens: Any) -> str:
@@ -202,11 +202,11 @@ def _print_atlas(found: Atlas, limit: int, keys: AbstractGeometry) -> None:
     from tokenmargin.selection import selection_text
 
     several = "s" if found.selections > 1 else ""
-    show(f"{found.selections} selection{several}: {found.feasible} feasible, {found.infeasible} infeasible")
+    print_answer(f"{found.selections} selection{several}: {found.feasible} feasible, {found.infeasible} infeasible")
     if found.complete:
-        show("every selection decided (limits with a finite part are no selections: evolve --method flow)")
+        print_answer("every selection decided (limits with a finite part are no selections: evolve --method flow)")
     else:
-        show(f"PARTIAL: others may be missing: {found.unsearched}")
+        print_answer(f"PARTIAL: others may be missing: {found.unsearched}")
     names = ("kind", "tokens", "margin", "score gap", "residual", "direction")
     columns = tuple(zip(names, ("<", "<", ">", ">", ">", "<"), strict=True))
     rows = [
@@ -217,15 +217,15 @@ def _print_atlas(found: Atlas, limit: int, keys: AbstractGeometry) -> None:
         for entry in found.limits[:limit]
     ]  # fmt: skip
     if rows:
-        show_table(columns, rows)
+        print_table(columns, rows)
     else:
-        show("no limits")
+        print_answer("no limits")
     if len(found.limits) > limit:
-        show(f"... and {len(found.limits) - limit} more (--limit, --json)")
+        print_answer(f"... and {len(found.limits) - limit} more (--limit, --json)")
 
 
 def _short_direction(vector: Array, keys: AbstractGeometry) -> str:
-    """The first of its `seen_coordinates`."""
-    seen = seen_coordinates(vector, keys)
+    """The first of its `without_unused_coordinates`."""
+    seen = without_unused_coordinates(vector, keys)
     shown = ", ".join(f"{x:.4g}" for x in seen[:MOST].tolist())
     return f"({shown}{', ...' if len(seen) > MOST else ''})"

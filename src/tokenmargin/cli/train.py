@@ -15,14 +15,14 @@ from tokenmargin.cli._common import (
     Seed,
     UsageError,
     emit_json,
-    ended,
+    end_code,
     needs_extra,
-    numbers,
+    parse_numbers,
+    print_answer,
     print_error,
     print_message,
     printable,
     progress_bar,
-    show,
     usage_errors,
 )
 from tokenmargin.training.config import TrainingConfig
@@ -42,7 +42,7 @@ _MILESTONES = "Epochs at which the rate is divided by ten, such as 100,200."
 
 
 def _milestones(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
-    return tuple(numbers(tokens[0].value, int, "--milestones")) if tokens[0].value else ()
+    return tuple(parse_numbers(tokens[0].value, int, "--milestones")) if tokens[0].value else ()
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def train(
             for note in result.notes:
                 print_message(note)
             emit_json(report) if json else _print_training(report, out)
-    return ended(interrupted=result.status == "interrupted")
+    return end_code(interrupted=result.status == "interrupted")
 
 
 def _train_shown(data: Sequences, config: TrainingConfig, out: Path, split: AbstractSplit, **how: Any) -> TrainingRun:
@@ -164,11 +164,11 @@ def _train_shown(data: Sequences, config: TrainingConfig, out: Path, split: Abst
 
     with progress_bar("training", -(-data.n // config.batch) * config.epochs) as advance, usage_errors():
 
-        def show(now: Progress) -> None:
+        def tell(now: Progress) -> None:
             speed = f"{now.steps_per_second:.0f} steps/s" if now.steps_per_second >= 1 else "under 1 step/s"
             advance(now.step, f"epoch {now.epoch + 1} loss {now.loss:.4g}, {speed}")
 
-        return run(data, config, folder=out, split=split, progress=show if split.ranks.is_first else None, **how)
+        return run(data, config, folder=out, split=split, progress=tell if split.ranks.is_first else None, **how)
 
 
 def _open_prepared(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, ...], CountedByLabel]:
@@ -197,11 +197,11 @@ def _margin_as_data(result: TrainingRun, corpus: CountedByLabel) -> dict[str, An
     assert isinstance(corpus, TokenCorpus), "a prepared file has a corpus"
     with progress_bar("max-margin direction", 100) as advance:
 
-        def show(gap: float) -> None:
+        def tell(gap: float) -> None:
             share = np.log(max(min(gap, 1.0), GAP)) / np.log(GAP)
             advance(round(100 * share), f"max-margin direction, gap {gap:.1e}")
 
-        found = learned_direction(result.model.state, corpus, gap=GAP, progress=show)
+        found = learned_direction(result.model.state, corpus, gap=GAP, progress=tell)
     return {
         "status": found.margin.status,
         "margin": found.margin.margin,
@@ -276,24 +276,24 @@ def _save_classifier(result: TrainingRun, scores: Any, prepared: Path, out: Path
 
 
 def _print_training(report: dict[str, Any], out: Path) -> None:
-    show(f"{report['status']} after {report['epochs']} epochs")
-    show(f"loss {report['loss']:.4g}, accuracy {report['accuracy']:.2%}")
-    show(
+    print_answer(f"{report['status']} after {report['epochs']} epochs")
+    print_answer(f"loss {report['loss']:.4g}, accuracy {report['accuracy']:.2%}")
+    print_answer(
         f"rank correlation of E.v with the posterior difference {report['rho_v']:+.3f}, of E.p with its modulus "
         f"{report['rho_p']:+.3f}; sign of E.v right on {report['sign']:.1%} of {report['clear']} clear tokens"
     )
     for title in ("most selected", "most positive", "most negative"):
-        show(f"{title:24} {'E.p':>8} {'E.v':>8} {'posterior':>10} {'selected':>9}")
+        print_answer(f"{title:24} {'E.p':>8} {'E.v':>8} {'posterior':>10} {'selected':>9}")
         for row in report[title]:
             numbers = f"{row['E.p']:8.2f} {row['E.v']:8.2f} {row['posterior']:10.2f} {row['selected']:9d}"
-            show(f"  {printable(row['token']):22} {numbers}")
+            print_answer(f"  {printable(row['token']):22} {numbers}")
     if "margin" in report:
         found = report["margin"]
-        show(
+        print_answer(
             f"max-margin direction of the selection: {found['status']} (residual {found['residual']:.1e}), "
             f"{found['distinct tokens selected']} tokens selected; cosine of p with it {found['cosine']:.6f}"
         )
     if "ranks" in report:
         moved = ", ".join(f"{name} {size:,}" for name, size in report["bytes exchanged by a rank"].items())
-        show(f"{report['ranks']} ranks; bytes exchanged by each: {moved}")
-    show(f"checkpoint and metrics.parquet in {out}" + (" (and model)" if (out / "model").is_dir() else ""))
+        print_answer(f"{report['ranks']} ranks; bytes exchanged by each: {moved}")
+    print_answer(f"checkpoint and metrics.parquet in {out}" + (" (and model)" if (out / "model").is_dir() else ""))

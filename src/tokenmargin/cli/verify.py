@@ -14,12 +14,12 @@ from tokenmargin.cli._common import (
     UsageError,
     console_for,
     emit_json,
-    numbers,
+    parse_numbers,
+    parse_selection,
     print_hanging,
     print_message,
     progress_bar,
     read_problem,
-    selected_tokens,
     usage_errors,
 )
 
@@ -208,7 +208,7 @@ def _given_instance(
             raise UsageError(f"{claim.name} is about a problem: give a file, or a figure's name such as fig1b")
         if any(value is not None for value in size.values()):
             raise UsageError(f"{claim.name} is about a problem: leave out --corpus, --n, --T, --d and --eta")
-        chosen = None if select is None else tuple(selected_tokens(select))
+        chosen = None if select is None else tuple(parse_selection(select))
         given = read_problem(problem)
         return ProblemInstance(given, problem, selected=chosen, q=_parse_direction(q, given), seed=options["seed"])
     if q is not None:
@@ -246,7 +246,7 @@ def _parse_direction(q: str | None, problem: TokenProblem) -> Any:
         return None
     import numpy as np
 
-    values = np.array(numbers(q, float, "--q"))
+    values = np.array(parse_numbers(q, float, "--q"))
     if len(values) != problem.keys.dimension or not np.isfinite(values).all() or not values.any():
         raise UsageError(
             f"--q must be {problem.keys.dimension} finite numbers, not all zero, one per key dimension; got {q}"
