@@ -20,7 +20,7 @@ from benchmarks.gpu_training import write_results
 from tokenmargin.data.images import ImageSet, load_images
 from tokenmargin.training.config import choose_device
 from tokenmargin.training.vision.learner import VisionConfig
-from tokenmargin.training.vision.observed_training import train_observed
+from tokenmargin.training.vision.observed_training import train_vision_observed
 
 __all__ = ["PLANS", "SHORT", "run_plan"]
 
@@ -86,7 +86,7 @@ def run_plan(
             continue
         print(f"{job.name}: {job.config}", flush=True)
         chosen = images.first_images(training=job.images)
-        history, record, arrays = train_observed(
+        history, record, arrays = train_vision_observed(
             job.config, chosen, folder=runs / job.name, device=device, budget=left, compiled=compiled
         )
         write_results(out / f"vision-{job.name}.json", record, out / f"vision-{job.name}.npz", arrays)

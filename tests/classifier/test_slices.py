@@ -7,7 +7,7 @@ import csv
 import numpy as np
 
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.confined_tokens import by_length, confined_tokens, name_slices
+from tokenmargin.classifier.confined_tokens import confined_tokens, parts_by_length, parts_by_value
 from tokenmargin.cli import main
 
 
@@ -32,7 +32,7 @@ def texts_of_two_shops(n, rng, *, planted=True):
 def found_in(texts, labels, shops):
     model = TokenSelectionClassifier(random_state=0).fit(texts, labels)
     codes = np.searchsorted(model.classes_, labels)
-    return {one.token: one for one in confined_tokens(model, texts, codes, name_slices("shop", shops))}
+    return {one.token: one for one in confined_tokens(model, texts, codes, parts_by_value("shop", shops))}
 
 
 def test_planted_words_are_told_with_their_kind():
@@ -64,16 +64,16 @@ def test_nothing_is_told_where_nothing_is():
 
 
 def test_slices_of_columns_and_lengths():
-    slices = name_slices("shop", ["a"] * 40 + ["b"] * 30 + ["c"] * 5 + [None, float("nan")])
+    slices = parts_by_value("shop", ["a"] * 40 + ["b"] * 30 + ["c"] * 5 + [None, float("nan")])
     assert slices.names == ("a", "b", "others")
     assert np.bincount(slices.of).tolist() == [40, 30, 7]
-    lengths = by_length([" ".join(["w"] * (1 + k % 9)) for k in range(90)])
+    lengths = parts_by_length([" ".join(["w"] * (1 + k % 9)) for k in range(90)])
     assert np.bincount(lengths.of).tolist() == [30, 30, 30]
     assert lengths.names == ("up to 3 words", "up to 6 words", "over 6 words")
-    assert by_length(["one two"] * 9).names == ("up to 2 words",)
+    assert parts_by_length(["one two"] * 9).names == ("up to 2 words",)
     three = TokenSelectionClassifier(random_state=0).fit(["x one", "y two", "z three"] * 40, ["p", "q", "r"] * 40)
     codes = np.tile([0, 1, 2], 40)
-    assert confined_tokens(three, ["x one", "y two", "z three"] * 40, codes, name_slices("n", ["a"] * 120)) == []
+    assert confined_tokens(three, ["x one", "y two", "z three"] * 40, codes, parts_by_value("n", ["a"] * 120)) == []
 
 
 def test_the_report_lists_them(tmp_path, capsys):

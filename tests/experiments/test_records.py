@@ -16,7 +16,7 @@ from tokenmargin.dynamics import NormalizedGradientDescent
 from tokenmargin.experiments import Finding, Result, Run, find_runs, record, runs_in
 from tokenmargin.experiments.experiment import verdict_of
 from tokenmargin.experiments.figures.prompt_paths import Figure1b
-from tokenmargin.experiments.records import compare_runs, hold, run_id
+from tokenmargin.experiments.records import compare_runs, locked_run, run_id
 
 
 def test_a_record_keeps_everything(tmp_path: Path) -> None:
@@ -147,9 +147,9 @@ def test_who_waits_is_told(tmp_path: Path) -> None:
         told.append("waiting")
         holder.__exit__(None, None, None)
 
-    holder = hold(run)
+    holder = locked_run(run)
     holder.__enter__()
-    with hold(run, waiting=waiting):
+    with locked_run(run, waiting=waiting):
         assert told == ["waiting"]
 
 

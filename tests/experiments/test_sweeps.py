@@ -17,7 +17,7 @@ from tests.experiments.studies import Study
 from tokenmargin._files import file_digest
 from tokenmargin.experiments import AbstractEngine, Axis, Grid, LocalEngine, sweep
 from tokenmargin.experiments.sweep_rows import PartFolder
-from tokenmargin.experiments.sweeps import Progress
+from tokenmargin.experiments.sweeps import SweepProgress
 
 ROOT = Path(__file__).parents[2]
 
@@ -168,10 +168,10 @@ def test_a_part_twice_is_refused(tmp_path: Path) -> None:
 
 def test_progress_says_how_far_and_how_long(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("tokenmargin.experiments.sweeps.FLUSH_SECONDS", 0.0)
-    seen: list[Progress] = []
+    seen: list[SweepProgress] = []
     sweep(grid(), tmp_path, engine=InOrder(), progress=seen.append)
     assert [progress.done for progress in seen] == sorted({progress.done for progress in seen})
-    assert seen[-1] == Progress(40, 40, 0, 0.0)
+    assert seen[-1] == SweepProgress(40, 40, 0, 0.0)
     assert all(progress.seconds_left >= 0 for progress in seen)
 
 

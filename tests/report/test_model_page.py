@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.confined_tokens import ConfinedToken, TokenShares, by_length
+from tokenmargin.classifier.confined_tokens import ConfinedToken, TokenShares, parts_by_length
 from tokenmargin.classifier.evaluation import run_trust_tests
 from tokenmargin.data.sentences import make_sentences
 from tokenmargin.report.figures import save_figure
@@ -43,7 +43,7 @@ def report():
     )
     return ModelReport(
         model, trust, list(model.explain(texts[-4:])), labels[-4:], texts,
-        parts=PartsFound(by_length(texts), [told, rare]), provenance={"data": "sentences"},
+        parts=PartsFound(parts_by_length(texts), [told, rare]), provenance={"data": "sentences"},
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from tests.oracles.rounding import rounding
 
 from tokenmargin.data.images import ImageSet, make_glyphs
 from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner, epoch_moves, shift_and_mirror
-from tokenmargin.training.vision.observed_training import train_observed
+from tokenmargin.training.vision.observed_training import train_vision_observed
 from tokenmargin.training.vision.vit import SIZES, VisionTransformer, ViTShape, vit_shape
 
 SHAPE = ViTShape(width=12, depth=2, heads=3, patch=4, image=8, classes=5)
@@ -145,8 +145,8 @@ def test_images_come_to_mean_zero_and_deviation_one():
 def test_looking_does_not_change_training(tmp_path, optimizer):
     """The same losses and parameters, bit for bit, whether looked at after every epoch, after the last, or never."""
     config = replace(CONFIG, optimizer=optimizer)
-    often, _, _ = train_observed(config, glyphs(), folder=tmp_path / "often")
-    rarely, _, _ = train_observed(config, glyphs(), folder=tmp_path / "rarely", observe_at=lambda e: e == 4)
+    often, _, _ = train_vision_observed(config, glyphs(), folder=tmp_path / "often")
+    rarely, _, _ = train_vision_observed(config, glyphs(), folder=tmp_path / "rarely", observe_at=lambda e: e == 4)
     data = ImageData.of(glyphs())
     learner = VisionLearner(data, config)
     from tokenmargin.training.epochs import EpochLoop
@@ -166,22 +166,22 @@ def test_looking_does_not_change_training(tmp_path, optimizer):
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_run_cut_in_the_middle_gives_the_same_figures(tmp_path, optimizer):
     config = replace(CONFIG, optimizer=optimizer, schedule="cosine", batch=2)  # 30 steps an epoch
-    whole = train_observed(config, glyphs(), folder=tmp_path / "whole")
-    part = train_observed(config, glyphs(), folder=tmp_path / "cut", budget=0.0)  # one chunk of 20 steps
+    whole = train_vision_observed(config, glyphs(), folder=tmp_path / "whole")
+    part = train_vision_observed(config, glyphs(), folder=tmp_path / "cut", budget=0.0)  # one chunk of 20 steps
     assert part[0].status == "out of time"
     assert part[1]["calls"][0]["steps"] == 20
-    rest = train_observed(config, glyphs(), folder=tmp_path / "cut")
+    rest = train_vision_observed(config, glyphs(), folder=tmp_path / "cut")
     assert [call["status"] for call in rest[1]["calls"]] == ["out of time", "finished"]
     assert rest[0].metrics == whole[0].metrics
     assert rest[2].keys() == whole[2].keys()
     assert all((rest[2][name] == whole[2][name]).all() for name in whole[2])
     with pytest.raises(ValueError, match=r"holds a run with rate = 0\.002, not 0\.1"):
-        train_observed(replace(config, rate=0.1), glyphs(), folder=tmp_path / "cut")
+        train_vision_observed(replace(config, rate=0.1), glyphs(), folder=tmp_path / "cut")
 
 
 def test_what_a_look_finds(tmp_path):
     """Against the definitions, on the trained parameters."""
-    course, record, arrays = train_observed(CONFIG, glyphs(), folder=tmp_path)
+    course, record, arrays = train_vision_observed(CONFIG, glyphs(), folder=tmp_path)
     assert [row["epoch"] for row in course.metrics] == [0, 1, 2, 3, 4]
     assert "loss" not in course.metrics[0]
     assert arrays["maps"].shape == (5, 10, 4)

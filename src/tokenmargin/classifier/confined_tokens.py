@@ -31,7 +31,7 @@ LEVEL = 0.05
 
 
 @dataclass(frozen=True, eq=False)
-class Slices:
+class TextParts:
     """A division of texts by `what` (a column, say): `of` is the number of each text's part among `names`."""
 
     what: str
@@ -68,10 +68,10 @@ class ConfinedToken:
     influence: float
 
 
-def name_slices(what: str, values: Sequence[Any]) -> Slices:
+def parts_by_value(what: str, values: Sequence[Any]) -> TextParts:
     """Divide texts by the values of a column; texts with rare values form one part.
 
-    >>> name_slices("shop", ["a"] * 40 + ["b"] * 40 + [None]).names
+    >>> parts_by_value("shop", ["a"] * 40 + ["b"] * 40 + [None]).names
     ('a', 'b', 'others')
     """
     written = np.array(["" if value is None or value != value else str(value).strip() for value in values], object)
@@ -80,28 +80,28 @@ def name_slices(what: str, values: Sequence[Any]) -> Slices:
     rank = np.full(len(names), len(kept))
     rank[kept] = np.arange(len(kept))
     rest = ("others",) if len(kept) < len(names) else ()
-    return Slices(what, (*(str(names[row]) for row in kept), *rest), rank[number])
+    return TextParts(what, (*(str(names[row]) for row in kept), *rest), rank[number])
 
 
-def by_length(documents: Sequence[Any]) -> Slices:
+def parts_by_length(documents: Sequence[Any]) -> TextParts:
     """Divide texts by their number of words into three parts of about equal size."""
     lengths = np.diff(read_tokens(documents, "words").offsets)
     low, high = np.quantile(lengths, [1 / 3, 2 / 3], method="lower")
     number = (lengths > low).astype(int) + (lengths > high)
     names = (f"up to {low:.0f} words", f"up to {high:.0f} words", f"over {high:.0f} words")
     used = np.unique(number)
-    return Slices("length", tuple(names[k] for k in used), np.searchsorted(used, number))
+    return TextParts("length", tuple(names[k] for k in used), np.searchsorted(used, number))
 
 
 def confined_tokens(
-    model: TokenSelectionClassifier, documents: Sequence[Any], codes: Int[Array, " n"], slices: Slices
+    model: TokenSelectionClassifier, documents: Sequence[Any], codes: Int[Array, " n"], division: TextParts
 ) -> list[ConfinedToken]:
     """The tokens that decide in one part only, the most influential first.
 
     **Arguments**
     - `codes`: the class of each document, as a number into `model.classes_`.
     """
-    table, parts = model.token_importance_, len(slices.names)
+    table, parts = model.token_importance_, len(division.names)
     often = np.flatnonzero(table["count"] >= LEAST_TEXTS)[:MOST_TOKENS]
     if parts < 2 or not len(often):
         return []
@@ -109,14 +109,14 @@ def confined_tokens(
     columns = np.array([row_of[name] for name in table["token"][often]])
     two = len(model.classes_) == 2
     own = np.ones(len(often), int) if two else np.searchsorted(model.classes_, table["class"][often])
-    counts = _counts(model.transform(documents)[:, columns], codes, slices, own, len(model.classes_))
+    counts = _counts(model.transform(documents)[:, columns], codes, division, own, len(model.classes_))
     bound = float(norm.isf(LEVEL / (2 * len(often) * parts)))
     found = []
     for at, (kind, part) in _name_tokens(counts, bound).items():
         token, influence = str(table["token"][often[at]]), float(table["influence"][often[at]])
         here = counts[part, :, :, at]
         sides = _side(here), _side(counts[..., at].sum(0) - here)
-        found.append(ConfinedToken(token, kind, slices.names[part], model.classes_[own[at]], *sides, influence))
+        found.append(ConfinedToken(token, kind, division.names[part], model.classes_[own[at]], *sides, influence))
     return sorted(found, key=lambda one: -one.influence)
 
 
@@ -128,14 +128,16 @@ def _side(counts: Float[Array, "2 2"]) -> TokenShares:
     return TokenShares(int(held), share, without)
 
 
-def _counts(presence: Any, codes: Array, slices: Slices, own: Array, classes: int) -> Float[Array, "parts 2 2 tokens"]:
+def _counts(
+    presence: Any, codes: Array, division: TextParts, own: Array, classes: int
+) -> Float[Array, "parts 2 2 tokens"]:
     """For each part and token, how many texts hold it or not, and are of its class or not."""
     held = presence.copy()
     held.data = np.ones_like(held.data)
-    found = np.empty((len(slices.names), 2, 2, len(own)))
+    found = np.empty((len(division.names), 2, 2, len(own)))
     each = np.arange(len(own))
-    for part in range(len(slices.names)):
-        inside = [(slices.of == part) & (codes == code) for code in range(classes)]
+    for part in range(len(division.names)):
+        inside = [(division.of == part) & (codes == code) for code in range(classes)]
         by_class = np.stack([np.asarray(held[mask].sum(0)).ravel() for mask in inside])
         sizes = np.array([mask.sum() for mask in inside])
         hits, all_held = by_class[own, each], by_class.sum(0)

@@ -213,14 +213,14 @@ class KeptTexts:
     @staticmethod
     def of(documents: Sequence[Any], data: LabelledTexts, most: int | None) -> KeptTexts:
         """The texts of one part."""
-        return KeptTexts(data, draw_numbers(documents, 0), len(documents))._thinned(most)
+        return KeptTexts(data, draw_numbers(documents, 0), len(documents))._without_copies(most)
 
     def plus(self, other: KeptTexts, most: int | None) -> KeptTexts:
         """The texts of both parts, at most so many."""
         chance = np.concatenate([self.chance, other.chance])
-        return KeptTexts(join_labelled([self.data, other.data]), chance, self.met + other.met)._thinned(most)
+        return KeptTexts(join_labelled([self.data, other.data]), chance, self.met + other.met)._without_copies(most)
 
-    def _thinned(self, most: int | None) -> KeptTexts:
+    def _without_copies(self, most: int | None) -> KeptTexts:
         """Add up the weights of copies, and keep the `most` texts with the smallest numbers, in their order."""
         order = np.lexsort((self.data.codes, self.chance))
         chance, codes = self.chance[order], self.data.codes[order]

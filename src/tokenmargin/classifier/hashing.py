@@ -84,7 +84,7 @@ class HashedVocabulary:
         segment, mixed = plain.segment, last
         for n in range(1, self.ngrams + 1):
             if n > 1:
-                mixed = _scramble(mixed[:-1] * _ODD + last[n - 1 :]) if len(mixed) else mixed
+                mixed = _mix_bits(mixed[:-1] * _ODD + last[n - 1 :]) if len(mixed) else mixed
             ids = np.full(len(last), -1, np.int64)
             inside = segment[: len(mixed)] == segment[len(segment) - len(mixed) :]
             ids[: len(mixed)][inside] = (mixed[inside] % np.uint64(self.buckets)).astype(np.int64)
@@ -144,7 +144,7 @@ class HashedVocabulary:
         return replace(change, logits=logits, values=values)
 
 
-def _scramble(numbers: Array) -> Array:
+def _mix_bits(numbers: Array) -> Array:
     """Mix the bits of numbers so that every bit of the answer depends on every bit given (as splitmix64 ends)."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)

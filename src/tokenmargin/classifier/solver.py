@@ -147,13 +147,13 @@ def start_model(
     if power is not None:
         attention, telling = data.token_weights
         logits, units = np.log(attention), (data.rarity / attention)[:, None] * telling**power
-    typical = _median(data.matrix @ np.exp(logits), data.weight) if m else 1.0
+    typical = _weighted_median(data.matrix @ np.exp(logits), data.weight) if m else 1.0
     sink = np.log(max(typical * exponent**SINK_POWER, 1e-9))
     values = np.zeros((m, len(prior)))
     return TokenModel(logits, values, float(sink), prior, prior, exponent, data.counted), units
 
 
-def _median(values: Float[Array, " n"], weight: Float[Array, " n"]) -> float:
+def _weighted_median(values: Float[Array, " n"], weight: Float[Array, " n"]) -> float:
     """The median of values of which each counts `weight` times."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weight[order])

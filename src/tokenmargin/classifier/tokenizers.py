@@ -34,7 +34,7 @@ def read_tokens(documents: Sequence[Any], tokenizer: Tokenizer) -> Words:
     (['don', 't', 'stop'], [0, 4, 6])
     """
     if len(documents) and not isinstance(documents[0], str):
-        return _gather([_token_list(tokens) for tokens in documents])
+        return _join_documents([_token_list(tokens) for tokens in documents])
     if isinstance(tokenizer, str):
         if tokenizer not in NAMED_TOKENIZERS:
             raise ValueError(
@@ -44,11 +44,11 @@ def read_tokens(documents: Sequence[Any], tokenizer: Tokenizer) -> Words:
     if isinstance(tokenizer, Pipeline):
         return _pipeline_tokens(documents, tokenizer)
     if hasattr(tokenizer, "encode_batch"):
-        return _gather(
+        return _join_documents(
             [_pieces(coding) for coding in tokenizer.encode_batch(list(documents), add_special_tokens=False)]
         )
     if callable(tokenizer):
-        return _gather([_locate_tokens(text, tokenizer(text)) for text in documents])
+        return _join_documents([_locate_tokens(text, tokenizer(text)) for text in documents])
     raise ValueError(
         f"tokenizer must be 'words', 'plain', 'paper', a callable or a tokenizers.Tokenizer, got {tokenizer!r}"
     )
@@ -81,7 +81,7 @@ def _normalise_words(texts: Sequence[str], tokenizer: str) -> Words:
     """The words of texts in the vocabulary's spelling, which is found once for each distinct word; no stop words."""
     words = find_words(texts, symbols=tokenizer == "words")
     if any(UNSPACED.search(word) for word in words.distinct if not word.isascii()):
-        words = _characters(words)
+        words = _cut_into_characters(words)
     table: dict[str, int] = {}
     names = _vocabulary_spelling(words.distinct, tokenizer)
     codes = np.array([table.setdefault(name, len(table)) if name else -1 for name in names] or [-1], np.int32)
@@ -104,7 +104,7 @@ def _pipeline_tokens(texts: Sequence[str], pipeline: Pipeline) -> Words:
     return Words(list(table), found.ids, found.starts, found.ends, np.concatenate([[0], np.cumsum(lengths)]))
 
 
-def _characters(words: Words) -> Words:
+def _cut_into_characters(words: Words) -> Words:
     """Cut words in scripts written without blanks into characters; other words stay whole."""
     table: dict[str, int] = {}
     parts = [UNSPACED_PART.findall(word) for word in words.distinct]
@@ -153,7 +153,7 @@ def _pieces(coding: Any) -> Found:
     return list(coding.tokens), [spans[word][0] for word in words], [spans[word][1] for word in words]
 
 
-def _gather(found: list[Found]) -> Words:
+def _join_documents(found: list[Found]) -> Words:
     """The words of all documents, given the tokens of each with their starts and ends."""
     table: dict[str, int] = {}
     codes = [table.setdefault(token, len(table)) for tokens, _, _ in found for token in tokens]

@@ -204,7 +204,7 @@ def report(
     with needs_extra("report"):
         import numpy as np
 
-        from tokenmargin.classifier.confined_tokens import by_length, confined_tokens, name_slices
+        from tokenmargin.classifier.confined_tokens import confined_tokens, parts_by_length, parts_by_value
         from tokenmargin.classifier.evaluation import run_trust_tests
         from tokenmargin.classifier.files import model_notes
         from tokenmargin.report.figures import save_figure
@@ -220,9 +220,9 @@ def report(
         if len(set(rows.labels)) < 2:
             raise UsageError(f"{source}: all rows have one label; tests of trust need two classes")
         rng = np.random.default_rng(seed)
-        groups = by_length(rows.texts)
+        groups = parts_by_length(rows.texts)
         if slice is not None:
-            groups = name_slices(slice, _column_values(source, slice, rows, (text, label), encoding, delimiter))
+            groups = parts_by_value(slice, _column_values(source, slice, rows, (text, label), encoding, delimiter))
         content["trust"] = run_trust_tests(classifier, rows.texts, rows.labels, rng=rng, progress=print_message)
         names = [str(name) for name in classifier.classes_]
         codes = np.array([names.index(one) for one in rows.labels])

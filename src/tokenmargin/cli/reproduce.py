@@ -25,7 +25,7 @@ from tokenmargin.cli._common import (
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import AbstractExperiment, Result, Run
-    from tokenmargin.experiments.sweeps import Progress
+    from tokenmargin.experiments.sweeps import SweepProgress
     from tokenmargin.report.page import NotRun
 
 
@@ -321,7 +321,7 @@ def sweep(
 
 
 @contextlib.contextmanager
-def _progress_lines(total: int) -> Iterator[Callable[[Progress], None]]:
+def _progress_lines(total: int) -> Iterator[Callable[[SweepProgress], None]]:
     """Show progress as a bar on a terminal, else as a line every `LINE_SECONDS`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -333,7 +333,7 @@ def _progress_lines(total: int) -> Iterator[Callable[[Progress], None]]:
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: SweepProgress) -> None:
             nonlocal last
             failed = f", {progress.failed} failed" if progress.failed else ""
             words = f"{_as_clock(progress.seconds_left)} left{failed}"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tokenmargin.problem.corpus import CountedByLabel
     from tokenmargin.training.batches import Sequences
-    from tokenmargin.training.epochs import Progress
+    from tokenmargin.training.epochs import TrainingProgress
     from tokenmargin.training.ranks import AbstractSplit
     from tokenmargin.training.trainer import TrainingRun
 
@@ -164,7 +164,7 @@ def _train_shown(data: Sequences, config: TrainingConfig, out: Path, split: Abst
 
     with progress_bar("training", -(-data.n // config.batch) * config.epochs) as advance, usage_errors():
 
-        def tell(now: Progress) -> None:
+        def tell(now: TrainingProgress) -> None:
             speed = f"{now.steps_per_second:.0f} steps/s" if now.steps_per_second >= 1 else "under 1 step/s"
             advance(now.step, f"epoch {now.epoch + 1} loss {now.loss:.4g}, {speed}")
 

@@ -24,7 +24,7 @@ from tokenmargin.data.sources import LabelledText, binary_labels, read_labelled
 from tokenmargin.data.table_files import SourceError
 
 YELP_SIZE = 50_000
-Progress = Callable[[int, int], None]
+BytesProgress = Callable[[int, int], None]
 
 
 class DatasetError(RuntimeError):
@@ -89,7 +89,7 @@ def cached_digests(*names: str) -> dict[str, str]:
     return {name: file_digest(path)[:16] if path.is_file() else "absent" for name, path in files.items()}
 
 
-def get_dataset(name: str, *, local: str | Path | None = None, progress: Progress | None = None) -> Path:
+def get_dataset(name: str, *, local: str | Path | None = None, progress: BytesProgress | None = None) -> Path:
     """The dataset as one file in the cache: `.parquet` with text and label, `.npz` for images, `.txt` for a vocabulary.
 
     **Arguments**
@@ -131,7 +131,7 @@ def select_yelp_reviews(texts: Iterable[str], stars: Iterable[int], *, size: int
     return LabelledText([text for text, _ in kept], [label for _, label in kept])
 
 
-def download(file: RemoteFile, folder: Path, progress: Progress | None) -> Path:
+def download(file: RemoteFile, folder: Path, progress: BytesProgress | None) -> Path:
     """Fetch a file and compare its checksum; on failure nothing is left."""
     target = folder / file.name
     if target.is_file() and file_digest(target) == file.sha256:
@@ -143,7 +143,7 @@ def download(file: RemoteFile, folder: Path, progress: Progress | None) -> Path:
     return target
 
 
-def _fetch(url: str, target: Path, progress: Progress | None) -> None:
+def _fetch(url: str, target: Path, progress: BytesProgress | None) -> None:
     try:
         with urllib.request.urlopen(url, timeout=30) as answer, target.open("wb") as out:
             expected = int(answer.headers.get("Content-Length", 0))
@@ -160,7 +160,7 @@ def _fetch(url: str, target: Path, progress: Progress | None) -> None:
         ) from error
 
 
-def _members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
+def _archive_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
     """The wanted files of an archive, read in memory, so that no name in the archive can touch the disk."""
     with tarfile.open(path) as archive:
         for member in archive:
@@ -178,7 +178,7 @@ def _convert_imdb(source: Path, target: Path) -> None:
         table = read_labelled(source)
         return _write_texts(target, table.texts, binary_labels(table.labels).tolist())
     found = []
-    for name, content in _members(source, lambda name: name.endswith(".txt") and name.count("/") == 3):
+    for name, content in _archive_files(source, lambda name: name.endswith(".txt") and name.count("/") == 3):
         _, split, label, file = name.split("/")
         if label in ("pos", "neg"):
             number = int(file.partition("_")[0])
@@ -196,7 +196,7 @@ def _convert_yelp(source: Path, target: Path) -> None:
         import io
 
         texts, stars = [], []
-        for _, content in _members(source, lambda name: name.endswith("train.csv")):
+        for _, content in _archive_files(source, lambda name: name.endswith("train.csv")):
             for row in csv.reader(io.TextIOWrapper(content, encoding="utf-8", newline="")):
                 stars.append(int(row[0]))
                 texts.append(row[1].replace("\\n", "\n").replace('\\"', '"'))
@@ -211,7 +211,7 @@ def _convert_yelp(source: Path, target: Path) -> None:
 
 def _convert_cifar10(source: Path, target: Path) -> None:
     """Write the images as bytes (60000, 32, 32, 3) with labels; the last 10,000 are the test half."""
-    batches = {name: content.read() for name, content in _members(source, lambda name: name.endswith(".bin"))}
+    batches = {name: content.read() for name, content in _archive_files(source, lambda name: name.endswith(".bin"))}
     rows = np.frombuffer(b"".join(batches[name] for name in sorted(batches)), np.uint8)  # data_batch_1..5, test_batch
     if rows.size == 0 or rows.size % 3073:
         raise SourceError("its batches are not made of 3073-byte records")

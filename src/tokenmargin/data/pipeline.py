@@ -103,7 +103,7 @@ def prepare(
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
+class ChosenTokens:
     """The distinct words of some texts as tokens, and the vocabulary of those that are kept.
 
     **Attributes**
@@ -119,7 +119,7 @@ class Tokens:
 
 def choose_tokens(
     lower: list[str], counts: Array, pipeline: Pipeline, *, progress: Callable[[str], None] | None = None
-) -> Tokens:
+) -> ChosenTokens:
     """Turn words in lower case into tokens, and keep the tokens that occur often enough; `counts` are of the words."""
     tell = progress or (lambda step: None)
     tell("cutting words into tokens")
@@ -138,7 +138,7 @@ def choose_tokens(
     order = order[totals[order] >= pipeline.minimum_count]
     seen.append((f"seen at least {pipeline.minimum_count} times", int(totals[order].sum()), len(order)))
     steps = tuple(Step(now[0], was[1], now[1], was[2], now[2]) for was, now in pairwise([seen[0], *seen]))
-    return Tokens(pieces, tuple(names[code] for code in order), steps)
+    return ChosenTokens(pieces, tuple(names[code] for code in order), steps)
 
 
 def no_token_left(steps: Sequence[Step], pipeline: Pipeline) -> str:

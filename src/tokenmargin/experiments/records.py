@@ -114,7 +114,7 @@ class Run:
 
     def remove(self) -> None:
         """Remove the folder once no process writes to it; `run.json` goes first, so that what is left is no run."""
-        with hold(self):
+        with locked_run(self):
             (self.folder / MARK).unlink(missing_ok=True)
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -140,7 +140,7 @@ def run_id(experiment: AbstractExperiment, extra: dict[str, Any] | None = None, 
 
 
 @contextlib.contextmanager
-def hold(run: Run, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+def locked_run(run: Run, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Lock the run for this process; if another process has it, call `waiting` and wait."""
     from filelock import FileLock, Timeout
 
@@ -179,7 +179,7 @@ def record(
     - `found_damaged`: called with what is damaged of a run that is there; it is then done again.
     """
     run = Run(root / run_id(experiment))
-    with hold(run, waiting=waiting):
+    with locked_run(run, waiting=waiting):
         if run.finished and not again:
             damaged = run.damage()
             if not damaged:

@@ -141,7 +141,7 @@ class PartFolder:
 
         tables = [arrow_table(block) for block in blocks if block]
         rows = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
-        held = json.dumps(spans(np.fromiter(cells, dtype=np.int64)))
+        held = json.dumps(runs_of_neighbours(np.fromiter(cells, dtype=np.int64)))
         rows = rows.replace_schema_metadata({CELLS_KEY: held.encode()})
         paths, content = self.paths(), io.BytesIO()
         pq.write_table(rows, content)
@@ -219,10 +219,10 @@ class PartFolder:
                 yield table.sort_by([(CELL, "ascending"), (ROW, "ascending")])
 
 
-def spans(cells: Int[Array, " k"]) -> list[tuple[int, int]]:
+def runs_of_neighbours(cells: Int[Array, " k"]) -> list[tuple[int, int]]:
     """The first and the last cell of each run of neighbouring cells.
 
-    >>> spans(np.array([7, 1, 2, 3, 8]))
+    >>> runs_of_neighbours(np.array([7, 1, 2, 3, 8]))
     [(1, 3), (7, 8)]
     """
     if not len(cells):

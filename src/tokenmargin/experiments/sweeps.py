@@ -18,7 +18,7 @@ from numpy import ndarray as Array
 from tokenmargin._files import remove_leftovers
 from tokenmargin.engines import AbstractEngine, LocalEngine, LostTask
 from tokenmargin.experiments.experiment import FINDING_COLUMNS, FINDINGS
-from tokenmargin.experiments.records import Run, describe, hold, run_id
+from tokenmargin.experiments.records import Run, describe, locked_run, run_id
 from tokenmargin.experiments.settings import Grid, command
 from tokenmargin.experiments.sweep_rows import (
     CELL,
@@ -28,7 +28,7 @@ from tokenmargin.experiments.sweep_rows import (
     Outcome,
     PartFolder,
     describe_settings,
-    spans,
+    runs_of_neighbours,
 )
 
 FAILURES = "failures"
@@ -39,7 +39,7 @@ ATTEMPTS_ALONE = 2  # how often a cell may take a worker down, alone, before it 
 
 
 @dataclass(frozen=True)
-class Progress:
+class SweepProgress:
     """How far a sweep is."""
 
     done: int
@@ -56,7 +56,7 @@ def sweep(
     table: str = FINDINGS,
     fail_fast: bool = False,
     retry_failed: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[SweepProgress], None] | None = None,
     waiting: Callable[[], None] | None = None,
     found_damaged: Callable[[list[str]], None] | None = None,
 ) -> Run:
@@ -77,7 +77,7 @@ def sweep(
     """
     axes = {"axes": [axis.text for axis in grid.axes], "table": table}
     run = Run(root / run_id(grid.base, axes, prefix="sweep-"))
-    with hold(run, waiting=waiting):
+    with locked_run(run, waiting=waiting):
         state = _State(grid, run, engine or LocalEngine(), table, progress or (lambda _: None))
         if run.whole and not (retry_failed and run.details()["failed"]):
             state.clear()
@@ -98,7 +98,7 @@ class _State:
     run: Run
     engine: AbstractEngine
     table: str
-    progress: Callable[[Progress], None]
+    progress: Callable[[SweepProgress], None]
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     clock: float = field(default_factory=time.perf_counter)
     held: list[tuple[range, Outcome]] = field(default_factory=list)
@@ -138,7 +138,7 @@ class _State:
                         if isinstance(outcome, LostTask):
                             suspects += piece
                             continue
-                        self._take(piece, outcome)
+                        self._add_outcome(piece, outcome)
                         if fail_fast and self.failed:
                             return False
         finally:
@@ -150,11 +150,11 @@ class _State:
     ) -> Generator[tuple[range, Outcome | LostTask]]:
         """The outcomes of all pieces; after a worker was lost, those of the cells it may have had, one at a time."""
         if suspects:
-            yield self._alone(runner, suspects.pop())
+            yield self._run_alone(runner, suspects.pop())
         else:
             yield from self.engine.map(runner, self._pieces(todo.copy()))
 
-    def _alone(self, runner: CellRunner, cell: int) -> tuple[range, Outcome]:
+    def _run_alone(self, runner: CellRunner, cell: int) -> tuple[range, Outcome]:
         """The outcome of a cell that may have killed its worker, run with no other cell beside it."""
         piece, reason = range(cell, cell + 1), ""
         for _ in range(ATTEMPTS_ALONE):
@@ -168,14 +168,14 @@ class _State:
     def _pieces(self, todo: Bool[Array, " total"]) -> Iterator[range]:
         """Pieces of neighbouring cells that take about `PIECE_SECONDS`; towards the end they are smaller."""
         left, workers = int(todo.sum()), self.engine.workers
-        for first, last in spans(np.flatnonzero(todo)):
+        for first, last in runs_of_neighbours(np.flatnonzero(todo)):
             while first <= last:
                 steady = PIECE_SECONDS * self.fresh / self.busy if self.busy > 0 else 1.0
                 size = int(max(min(steady, -(-left // (2 * workers)), LARGEST_PIECE, last - first + 1), 1))
                 yield range(first, first + size)
                 first, left = first + size, left - size
 
-    def _take(self, piece: range, outcome: Outcome) -> None:
+    def _add_outcome(self, piece: range, outcome: Outcome) -> None:
         self.held.append((piece, outcome))
         self.done += len(piece)
         self.fresh += len(piece)
@@ -185,7 +185,7 @@ class _State:
             self._flush()
             passed = time.perf_counter() - self.clock
             left = (len(self.grid) - self.done) * passed / self.fresh
-            self.progress(Progress(self.done, len(self.grid), self.failed, left))
+            self.progress(SweepProgress(self.done, len(self.grid), self.failed, left))
 
     def _flush(self) -> None:
         self.flushed = time.perf_counter()

@@ -14,7 +14,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.classifier import Explanation, WordPart
-from tokenmargin.classifier.confined_tokens import ConfinedToken, Slices
+from tokenmargin.classifier.confined_tokens import ConfinedToken, TextParts
 from tokenmargin.classifier.evaluation import TrustTests
 from tokenmargin.classifier.fitting import UNBALANCED, Validation
 
@@ -33,7 +33,7 @@ KINDS = {"confined": "stands only there", "one-sided": "says so only there", "gi
 class PartsFound:
     """The parts of the data, and the words that decide in one of them only."""
 
-    slices: Slices
+    division: TextParts
     confined: Sequence[ConfinedToken]
 
 
@@ -57,21 +57,15 @@ def in_plain_words(trust: TrustTests, names: Sequence[str]) -> str:
     if np.isfinite(usual.accuracy):
         gap, half = ours.lead_over(usual)
         lead = f"{_signed(100 * gap, 1)} points, give or take {100 * half:.1f}"
-        text += (
-            f" On the same texts and words it is {'level with' if abs(gap) <= half else _ahead(gap)} the usual method, "
-        )
-        text += (
-            f"{usual.name} ({lead}, over {len(ours.accuracies)} splits{': that may be chance' * (abs(gap) <= half)})."
-        )
+        level = abs(gap) <= half
+        standing = "level with" if level else "better than" if gap > 0 else "worse than"
+        text += f" On the same texts and words it is {standing} the usual method, {usual.name} ({lead}, over "
+        text += f"{len(ours.accuracies)} splits{': that may be chance' if level else ''})."
     return text
 
 
 def _signed(number: float, digits: int) -> str:
     return f"{number:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _ahead(gap: float) -> str:
-    return "better than" if gap > 0 else "worse than"
 
 
 def compared_rows(trust: TrustTests) -> list[tuple[str, ...]]:
@@ -155,10 +149,10 @@ def calibration_rows(trust: TrustTests) -> list[tuple[str, ...]]:
 
 def part_rows(trust: TrustTests, parts: PartsFound) -> list[tuple[str, ...]]:
     """Of each part: texts in all, texts held out, and how many of these were decided rightly."""
-    held, of = trust.held, parts.slices.of
+    held, of = trust.held, parts.division.of
     right = held.probabilities.argmax(1) == held.truths
     rows: list[tuple[str, ...]] = []
-    for number, name in enumerate(parts.slices.names):
+    for number, name in enumerate(parts.division.names):
         here = of[held.rows] == number
         rows.append((name, str(int((of == number).sum())), _share(int(right[here].sum()), int(here.sum()))))
     return rows
@@ -216,7 +210,7 @@ def parts_context(trust: TrustTests | None, parts: PartsFound | None, listed: se
     """The parts of the data, and the words among those `listed` that decide in one of them only."""
     return {
         "parts": part_rows(trust, parts) if trust and parts else [],
-        "parts_by": parts.slices.what if parts else "",
+        "parts_by": parts.division.what if parts else "",
         "confined": confined_rows(parts, listed.__contains__) if parts else [],
     }
 
@@ -257,12 +251,12 @@ def example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str
     """
     largest = max((abs(word.shown_contribution) for word in one.words), default=0.0) or 1.0
     parts: list[dict[str, Any]] = []
-    words, place, end = _telling(one)
+    words, place, end = _part_that_says_most(one)
     if place:
         parts.append({"text": "\u2026 ", "style": ""})
     for word in words:
         if word.start > place:
-            parts.append({"text": _plain(one.text[place : word.start]), "style": ""})
+            parts.append({"text": _as_shown(one.text[place : word.start]), "style": ""})
         colour = "plus" if word.shown_contribution > 0 else "minus"
         parts.append({
             "text": one.text[word.start : word.end],
@@ -271,7 +265,7 @@ def example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str
             "chosen": bool(one.span and one.span[0] <= word.start < one.span[1]),
         })  # fmt: skip
         place = word.end
-    parts.append({"text": _plain(one.text[place:end]) + (" \u2026" if end < len(one.text) else ""), "style": ""})
+    parts.append({"text": _as_shown(one.text[place:end]) + (" \u2026" if end < len(one.text) else ""), "style": ""})
     return {
         "label": called.get(str(one.label), str(one.label)),
         "truth": None if truth is None else called.get(str(truth), str(truth)),
@@ -284,7 +278,7 @@ def example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str
     }
 
 
-def _telling(one: Explanation) -> tuple[Sequence[WordPart], int, int]:
+def _part_that_says_most(one: Explanation) -> tuple[Sequence[WordPart], int, int]:
     """The words to show and where they begin and end: all, or the run of a long text that says most."""
     words = one.words
     if len(words) <= MOST_WORDS:
@@ -296,7 +290,7 @@ def _telling(one: Explanation) -> tuple[Sequence[WordPart], int, int]:
     return shown, shown[0].start if first else 0, len(one.text) if last else shown[-1].end
 
 
-def _plain(between: str) -> str:
+def _as_shown(between: str) -> str:
     return unescape(TAG.sub(" ", between))
 
 

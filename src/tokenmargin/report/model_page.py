@@ -259,17 +259,17 @@ def model_figures(report: ModelReport) -> dict[str, Figure]:
     table = report.model.token_importance_.head(PLOTTED)
     figures = {}
     for name in ("attention_logit", "value"):
-        figure, axes = _blank("posterior difference", COLUMNS[name])
+        figure, axes = _empty_axes("posterior difference", COLUMNS[name])
         axes.scatter(table["posterior_difference"], table[name], s=6, alpha=0.4, color="#0072B2", linewidths=0)
         for token, x, y in zip(*(table.head(12)[key] for key in ("token", "posterior_difference", name)), strict=True):
             axes.annotate(str(token).replace("$", r"\$"), (x, y), fontsize=6)
         figures[name] = figure
-    figure, axes = _blank("iteration", "loss")
+    figure, axes = _empty_axes("iteration", "loss")
     axes.plot(np.arange(1, len(report.model.loss_curve_) + 1), report.model.loss_curve_, color="#0072B2")
     figures["training"] = figure
     if report.trust is not None:
         deletion = report.trust.deletion
-        figure, axes = _blank("words deleted", "decisions that stay")
+        figure, axes = _empty_axes("words deleted", "decisions that stay")
         axes.plot(deletion.k, deletion.top, color="#0072B2", label="the strongest")
         axes.plot(deletion.k, deletion.random, color="#D55E00", linestyle="--", label="any")
         axes.legend(frameon=False)
@@ -277,7 +277,7 @@ def model_figures(report: ModelReport) -> dict[str, Figure]:
     return figures
 
 
-def _blank(across: str, up: str) -> tuple[Figure, Any]:
+def _empty_axes(across: str, up: str) -> tuple[Figure, Any]:
     figure = Figure(figsize=(4.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlabel(across)

@@ -185,7 +185,7 @@ def write_reproduction(
 ) -> Path:
     """Write the page of these runs and return its path; what was left out is named with its reason."""
     details = [run.details() for _, run in runs]
-    sections = [_overview(runs, details), _where(details)]
+    sections = [_overview(runs, details), _code_and_machine(details)]
     if left_out:
         points = [f"{skipped.experiment.figure}: {skipped.reason}" for skipped in left_out]
         sections.append(Section("Not run", points=points))
@@ -233,7 +233,7 @@ def _overview(runs: Sequence[tuple[AbstractExperiment, Run]], details: Sequence[
     return Section("Overview", tables=tables)
 
 
-def _where(details: Sequence[dict[str, Any]]) -> Section:
+def _code_and_machine(details: Sequence[dict[str, Any]]) -> Section:
     """The machine and the code; when runs were made on several, each is listed."""
     rows = []
     for facts in details:

@@ -144,8 +144,8 @@ def settle_names(figure: Figure) -> None:
         if not names:
             continue
         frame = ax.get_window_extent()
-        lines = [ax.transData.transform(_dense(np.asarray(line.get_xydata(), dtype=float))) for line in ax.lines]
-        marks = [_outline(ax, cloud) for cloud in ax.collections]
+        lines = [ax.transData.transform(_points_along(np.asarray(line.get_xydata(), dtype=float))) for line in ax.lines]
+        marks = [_points_around(ax, cloud) for cloud in ax.collections]
         drawn = np.concatenate([*lines, *marks, np.zeros((0, 2))])
 
         for name in names:
@@ -168,7 +168,7 @@ def _cost_of_place(name: Annotation, names: Sequence[Annotation], drawn: Float[A
     return float(inside.sum() + 100 * others + 1000 * outside)
 
 
-def _outline(ax: Axes, cloud: Collection) -> Float[Array, "m 2"]:
+def _points_around(ax: Axes, cloud: Collection) -> Float[Array, "m 2"]:
     """Points about the marks of a cloud, as large as these are drawn."""
     sizes = np.sqrt(np.atleast_1d(getattr(cloud, "get_sizes", lambda: 20.0)())) / 2 * ax.figure.dpi / 72
     turns = np.linspace(0, 2 * np.pi, 12, endpoint=False)
@@ -177,7 +177,7 @@ def _outline(ax: Axes, cloud: Collection) -> Float[Array, "m 2"]:
     return (middles[:, None] + ring).reshape(-1, 2)
 
 
-def _dense(points: Float[Array, "k 2"]) -> Float[Array, "m 2"]:
+def _points_along(points: Float[Array, "k 2"]) -> Float[Array, "m 2"]:
     """Points along a line, so close that none of its stretches is missed by a name."""
     if len(points) < 2:
         return points

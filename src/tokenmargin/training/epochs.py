@@ -71,7 +71,7 @@ Learner = TypeVar("Learner", bound=Trainable)
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """How far a run is, for progress bars."""
 
     epoch: int
@@ -122,7 +122,7 @@ class EpochLoop(Generic[Learner]):
     observe: Callable[[Learner], Mapping[str, float]] | None = None
     observe_at: Callable[[int], bool] = lambda epoch: True
     chunk: int = 64
-    progress: Callable[[Progress], None] | None = None
+    progress: Callable[[TrainingProgress], None] | None = None
 
     def run(self) -> TrainingHistory:
         """Train to the end, and say how it went."""
@@ -178,9 +178,9 @@ class EpochLoop(Generic[Learner]):
             step = self.model.state.step
             speed = (step - self.first_step) / max(now - self.first, 1e-9)
             rows = min(at.batch * self.config.batch, self.n)
-            self.progress(Progress(at.epoch, step, self.per_epoch * self.config.epochs, at.total / rows, speed))
+            self.progress(TrainingProgress(at.epoch, step, self.per_epoch * self.config.epochs, at.total / rows, speed))
         # Every rank has a clock of its own: what one of them decides, all do.
-        due, late, stop = self.split.ranks.any_raised(
+        due, late, stop = self.split.ranks.any_true(
             now - self.saved > self.checkpoint_every, at.seconds > self.last_second, interrupted.is_set()
         )
         if not math.isfinite(at.total):  # the same number on all ranks

@@ -50,7 +50,7 @@ class Ranks:
     - `moved`: how many bytes this rank has handed over, by purpose.
 
     >>> ranks = Ranks()
-    >>> ranks.is_first, ranks.any_raised(False, True), ranks.sum_(torch.ones(2), "vectors").tolist()
+    >>> ranks.is_first, ranks.any_true(False, True), ranks.sum_(torch.ones(2), "vectors").tolist()
     (True, (False, True), [1.0, 1.0])
     """
 
@@ -91,7 +91,7 @@ class Ranks:
             dist.broadcast(tensor, 0)
         return tensor
 
-    def any_raised(self, *flags: bool) -> tuple[bool, ...]:
+    def any_true(self, *flags: bool) -> tuple[bool, ...]:
         """For each flag, whether it is true on some rank."""
         if self.is_alone:
             return flags
@@ -157,11 +157,11 @@ def rendezvous(store: Store, rank: int, size: int, *, timeout: float) -> Store:
     The first rank answers with all tokens and a name for the attempt. Each accepts only an answer to its own token.
     """
     deadline = time.monotonic() + timeout
-    name = _invite(store, size, deadline) if rank == 0 else _answer(store, rank, deadline)
+    name = _agree_as_first(store, size, deadline) if rank == 0 else _agree_as_other(store, rank, deadline)
     return PrefixStore(name, store)
 
 
-def _invite(store: Store, size: int, deadline: float) -> str:
+def _agree_as_first(store: Store, size: int, deadline: float) -> str:
     """The first rank: answer the tokens, again whenever one changes, until every rank has agreed to the name."""
     name, last_answer = secrets.token_hex(8), ""
     others = range(1, size)
@@ -175,7 +175,7 @@ def _invite(store: Store, size: int, deadline: float) -> str:
     return name
 
 
-def _answer(store: Store, rank: int, deadline: float) -> str:
+def _agree_as_other(store: Store, rank: int, deadline: float) -> str:
     """The other ranks: write a token and wait for the answer to it."""
     token = secrets.token_hex(8)
     store.set(f"token/{rank}", token)

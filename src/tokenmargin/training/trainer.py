@@ -12,7 +12,7 @@ import torch
 from tokenmargin._notebook import Tabular
 from tokenmargin.training.batches import Sequences, TokenData, truncate
 from tokenmargin.training.config import TrainingConfig
-from tokenmargin.training.epochs import EpochLoop, Progress, Row, Status
+from tokenmargin.training.epochs import EpochLoop, Row, Status, TrainingProgress
 from tokenmargin.training.one_layer import Model, OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
 from tokenmargin.training.ranks import AbstractSplit, ByTexts
@@ -103,7 +103,7 @@ def train(
     observe: Observe | None = None,
     observe_at: Callable[[int], bool] = lambda epoch: True,
     chunk: int = 64,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[TrainingProgress], None] | None = None,
 ) -> TrainingRun:
     """Train a model, or go on with the run that `folder` holds.
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy import ndarray as Array
 
 from tokenmargin._files import file_digest, locked_folder, plain, remove_leftovers, seal_record, write_json
-from tokenmargin.data.pipeline import PLAIN, Pipeline, Tokens, choose_tokens, no_token_left
+from tokenmargin.data.pipeline import PLAIN, ChosenTokens, Pipeline, choose_tokens, no_token_left
 from tokenmargin.data.sharded.slices import (
     FORMAT,
     MANIFEST,
@@ -48,7 +48,7 @@ from tokenmargin.engines import AbstractEngine, LostTask, SerialEngine
 if TYPE_CHECKING:
     import polars as pl
 
-Progress = Callable[[str, int, int], None]
+SliceProgress = Callable[[str, int, int], None]
 
 
 def prepare_sharded(
@@ -60,7 +60,7 @@ def prepare_sharded(
     slice_bytes: int = 32 << 20,
     columns: tuple[str, str] = ("text", "label"),
     positive: str | None = None,
-    progress: Progress | None = None,
+    progress: SliceProgress | None = None,
 ) -> ShardedText:
     """Prepare a folder of parquet files or JSON lines in bounded memory.
 
@@ -89,7 +89,7 @@ def _write_corpus(
     engine: AbstractEngine,
     columns: tuple[str, str],
     positive: str | None,
-    tell: Progress,
+    tell: SliceProgress,
 ) -> None:
     """Count words, choose the vocabulary, and number the tokens. The caller holds the folder's lock."""
     of, work = len(slices), place / ".work"
@@ -122,7 +122,7 @@ def _write_corpus(
     _write_manifest(place, work, manifest)
 
 
-def _choose_vocabulary(words: pl.DataFrame, sides: dict[str, int], pipeline: Pipeline) -> tuple[Tokens, Array]:
+def _choose_vocabulary(words: pl.DataFrame, sides: dict[str, int], pipeline: Pipeline) -> tuple[ChosenTokens, Array]:
     """The vocabulary, and how often each of its tokens occurs in negative and in positive texts."""
     import polars as pl
 

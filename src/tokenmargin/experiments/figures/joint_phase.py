@@ -71,9 +71,9 @@ class JointPhase(AbstractExperiment):
         rows: dict[str, list[dict[str, object]]] = {"law": [], "measured": [], "problems": []}
         for name, problem in track(named, progress):
             phases = joint_phases(problem, [1] * problem.n)
-            rows["law"] += _law(name, phases)
-            rows["measured"] += [*_ridge(name, phases, rng), *_descent(name, phases, self.steps)]
-            rows["problems"].append(_problem(name, phases))
+            rows["law"] += _law_rows(name, phases)
+            rows["measured"] += [*_ridge_rows(name, phases, rng), *_descent_rows(name, phases, self.steps)]
+            rows["problems"].append(_problem_row(name, phases))
         tables = {name: columns(table) for name, table in rows.items()}
         return Result(self, tables, _findings(tables))
 
@@ -82,7 +82,7 @@ def _angle_to_relaxed(phases: JointPhases, p: np.ndarray) -> float:
     return float(angle(phases.problem.keys, p, phases.relaxed.vector))
 
 
-def _law(name: str, phases: JointPhases) -> list[dict[str, object]]:
+def _law_rows(name: str, phases: JointPhases) -> list[dict[str, object]]:
     found = [phases.at(rho) for rho in np.linspace(0, 1.6 * phases.critical, 60)]
     return [
         {"problem": name, "rho": phase.rho, "share": phase.rho / phases.critical, "value": phase.value,
@@ -105,7 +105,7 @@ def _row(name: str, phases: JointPhases, rho: float, p: np.ndarray, how: str) ->
     }
 
 
-def _ridge(name: str, phases: JointPhases, rng: np.random.Generator) -> list[dict[str, object]]:
+def _ridge_rows(name: str, phases: JointPhases, rng: np.random.Generator) -> list[dict[str, object]]:
     """The joint ridge path at fixed ratios."""
     rows = []
     for rho in phases.critical * np.array(SHARES):
@@ -117,7 +117,7 @@ def _ridge(name: str, phases: JointPhases, rng: np.random.Generator) -> list[dic
     return rows
 
 
-def _descent(name: str, phases: JointPhases, steps: int) -> list[dict[str, object]]:
+def _descent_rows(name: str, phases: JointPhases, steps: int) -> list[dict[str, object]]:
     """Normalised descent with a ratio of steps, and gradient flow."""
     rows, d = [], phases.problem.values.dimension
     start = np.concatenate([3 * phases.head.vector, 6 * phases.prompt.vector])
@@ -131,7 +131,7 @@ def _descent(name: str, phases: JointPhases, steps: int) -> list[dict[str, objec
     return [*rows, {**row, "rho": rho, "share": rho / phases.critical}]
 
 
-def _problem(name: str, phases: JointPhases) -> dict[str, object]:
+def _problem_row(name: str, phases: JointPhases) -> dict[str, object]:
     return {
         "problem": name,
         "inputs": phases.problem.n,

@@ -153,7 +153,7 @@ class Saturation(AbstractExperiment):
         return {
             "d": d,
             "trial": trial,
-            "ends": _words(found),
+            "ends": _ending(found),
             "norm": found.path.norm,
             "saturation": _saturation(problem, found),
             "balance": _balance(problem, found),
@@ -164,7 +164,7 @@ class Saturation(AbstractExperiment):
         }
 
 
-def _words(found: Limit) -> str:
+def _ending(found: Limit) -> str:
     match found.outcome:
         case "direction":
             return found.kind

@@ -93,7 +93,7 @@ class _Notebook(AbstractExperiment):
     step: float = 0.01
 
     @abc.abstractmethod
-    def one(self, problem: NextTokenProblem, start: Float[Array, "d d"]) -> dict[str, object]:
+    def measure_draw(self, problem: NextTokenProblem, start: Float[Array, "d d"]) -> dict[str, object]:
         """What is measured of one draw."""
 
     def run(self, progress: Progress = None) -> Result:
@@ -102,7 +102,7 @@ class _Notebook(AbstractExperiment):
         for draw in track(range(self.draws), progress):
             problem, start = next(drawn)
             printed = self.printed[draw] if draw < len(self.printed) else np.nan
-            rows.append({"draw": draw, "printed": printed, **self.one(problem, start)})
+            rows.append({"draw": draw, "printed": printed, **self.measure_draw(problem, start)})
         table = columns(rows)
         return Result(self, {"draws": table}, self.findings(table))
 
@@ -128,7 +128,7 @@ class NextTokenGlobal(_Notebook):
     printed = GLOBAL
     unused = 1
 
-    def one(self, problem: NextTokenProblem, start: Float[Array, "d d"]) -> dict[str, object]:
+    def measure_draw(self, problem: NextTokenProblem, start: Float[Array, "d d"]) -> dict[str, object]:
         limit, posed = next_token_limit(problem), problem.attention()
         weights = _train(PromptObjective(posed, LogLoss()), start, self.step, self.steps)
         farther = limit_of(posed, start.ravel(), loss=LogLoss())
@@ -179,7 +179,7 @@ class NextTokenLocal(_Notebook):
     steps: int = 2000
     step: float = 0.1
 
-    def one(self, problem: NextTokenProblem, start: Float[Array, "d d"]) -> dict[str, object]:
+    def measure_draw(self, problem: NextTokenProblem, start: Float[Array, "d d"]) -> dict[str, object]:
         objective = _general_head(problem)
         weights = _train(objective, start, self.step, self.steps)
         guarded = _train_with_torch(problem, start, self.step, self.steps)

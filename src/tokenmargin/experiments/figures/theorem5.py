@@ -198,11 +198,11 @@ class FirstStepSharp(AbstractExperiment):
     delta: float = 0.05
 
     def run(self, progress: Progress = None) -> Result:
-        errors = columns([self._error(decade) for decade in (2, 3, 4, 6, 8, 12)])
+        errors = columns([self._error_row(decade) for decade in (2, 3, 4, 6, 8, 12)])
         rows: list[dict[str, object]] = []
         cells = [(part, d) for part in self.steps for d in self.dimensions]
         for part, d in track(cells, progress):
-            held = [self._holds(seed, part, d) for seed in range(self.corpora)]
+            held = [self._conclusion_holds(seed, part, d) for seed in range(self.corpora)]
             rows.append({"share_of_4n2T2": part, "d": d, "held": float(np.mean(held))})
         phase = columns(rows)
         x = EmbeddingInstance.of(4, 3, varied=True)
@@ -225,7 +225,7 @@ class FirstStepSharp(AbstractExperiment):
                     low=1.0, source="Theorem 5's conclusion, far below what its conditions ask for"),
         )  # fmt: skip
 
-    def _error(self, decade: int) -> dict[str, object]:
+    def _error_row(self, decade: int) -> dict[str, object]:
         """Errors of the most frequent token over draws of one varied corpus, per unit of eta_0."""
         x = EmbeddingInstance.of(8, 4, varied=True, dimension=10**decade, step=1.0, draws=self.draws, delta=self.delta)
         errors = np.stack([step.token_errors() for step in x.steps])
@@ -240,7 +240,7 @@ class FirstStepSharp(AbstractExperiment):
             "printed": 11 * float(x.dimension) ** -0.25,
         }
 
-    def _holds(self, seed: int, part: float, d: int) -> bool:
+    def _conclusion_holds(self, seed: int, part: float, d: int) -> bool:
         """Theorem 5's conclusion on one corpus."""
         corpus = EmbeddingInstance.of(4, 3, varied=True, seed=seed).corpus
         x = EmbeddingInstance.with_corpus(corpus, dimension=d, step=part * enough_step(corpus), seed=seed)
@@ -273,11 +273,11 @@ class Theorem5Plus(AbstractExperiment):
     seed: int = 0
 
     def run(self, progress: Progress = None) -> Result:
-        curves = [row for seed in range(self.corpora) for row in _curve(seed)]
+        curves = [row for seed in range(self.corpora) for row in _curve_rows(seed)]
         rng = np.random.default_rng(self.seed)
         starts: list[dict[str, object]] = []
         while len(starts) < self.problems * self.starts:
-            starts += _starts(random_problem(2, 3, 2, rng=rng), self.starts, rng)
+            starts += _start_rows(random_problem(2, 3, 2, rng=rng), self.starts, rng)
             if progress is not None:
                 progress(len(starts) / (self.problems * self.starts))
         tables = {"curves": columns(curves), "starts": columns(starts)}
@@ -300,7 +300,7 @@ def _findings(curves: Table, starts: Table) -> tuple[Finding, ...]:
     )  # fmt: skip
 
 
-def _curve(seed: int) -> list[dict[str, object]]:
+def _curve_rows(seed: int) -> list[dict[str, object]]:
     """The flow after the first step of a varied corpus, at the dimension of the sharp condition."""
     x = EmbeddingInstance.of(4, 3, varied=True, seed=seed)
     d = np.ceil(sharp_dimension(x.corpus.size, x.step, x.delta))
@@ -321,7 +321,7 @@ def _curve(seed: int) -> list[dict[str, object]]:
     ][1:]
 
 
-def _starts(problem: TokenProblem, count: int, rng: np.random.Generator) -> list[dict[str, object]]:
+def _start_rows(problem: TokenProblem, count: int, rng: np.random.Generator) -> list[dict[str, object]]:
     """Random starts about the best tokens' direction, at several lengths; nothing where it does not exist."""
     best = limit_direction(problem, problem.scores.argmax(axis=1))
     if not best.solution.is_optimal:

@@ -72,16 +72,16 @@ class VisionAttention(VisionSettings, AbstractExperiment):
     def run(self, progress: Progress = None) -> Result:
         from tokenmargin.data.images import find_images
         from tokenmargin.training import epochs
-        from tokenmargin.training.vision.observed_training import train_observed
+        from tokenmargin.training.vision.observed_training import train_vision_observed
 
         found = find_images(substitute=self.substitute).first_images(training=self.images, test=self.test_images)
         device = self._device()
 
-        def report(now: epochs.Progress) -> None:
+        def report(now: epochs.TrainingProgress) -> None:
             if progress is not None:
                 progress(min(now.step / now.steps, 1.0))
 
-        history, record, arrays = train_observed(
+        history, record, arrays = train_vision_observed(
             self.config(), found, folder=self._folder(found), device=device, compiled=device == "cuda", progress=report
         )
         if progress is not None:

@@ -134,7 +134,7 @@ def _step(geometry: AbstractGeometry) -> NormalizedGradientDescent:
 def _train_prompt(problem: TokenProblem) -> dict[str, Any]:
     """Where normalised descent from p = 0 goes, and how far it is from the direction that it turns to."""
     objective = PromptObjective(problem)
-    path = evolve(objective, _step(problem.keys), steps=STEPS, progress=_interrupt())
+    path = evolve(objective, _step(problem.keys), steps=STEPS, progress=_stop_in_time())
     limit = limit_direction(problem, path.selected)
     favoured = list_names(token_name(i, t) for i, t in enumerate(path.selected.tolist()))
     words = f"After {path.steps} steps of normalised descent from p = 0"
@@ -147,7 +147,7 @@ def _train_prompt(problem: TokenProblem) -> dict[str, Any]:
         off = np.degrees(angle(problem.keys, path.prompt, limit.solution.vector))
         settles = "" if limit.is_global else "but training can settle there, "
         whose = "their" if limit.chosen.sum() > 1 else "its"
-        words += f"; {_goodness(problem, limit)}, {settles}and p is {off:.3g} degrees from {whose} max-margin direction"
+        words += f"; {_how_good(problem, limit)}, {settles}and p is {off:.3g} degrees from {whose} max-margin direction"
     elif limit.kind in ("balanced", "undecided", "inaccurate"):
         words += "; whether training settles there is not decided"
     else:
@@ -155,7 +155,7 @@ def _train_prompt(problem: TokenProblem) -> dict[str, Any]:
     return {"selected": path.selected.tolist(), "words": f"{words}."}
 
 
-def _goodness(problem: TokenProblem, limit: LimitDirection) -> str:
+def _how_good(problem: TokenProblem, limit: LimitDirection) -> str:
     """How good the tokens of a limit are; equals of the best may have a smaller margin than they."""
     these, tokens = ("these are", "tokens") if limit.chosen.sum() > 1 else ("this is", "token")
     if limit.is_global:
@@ -173,7 +173,7 @@ def _train_jointly(problem: TokenProblem, best: list[int]) -> str:
     names = list_names(token_name(i, t) for i, t in enumerate(best))
     if not head.is_optimal:
         return f"Trained with the head: the values of {names} cannot be separated by their labels."
-    path = evolve(JointObjective(problem), _step(problem.keys), steps=STEPS, progress=_interrupt())
+    path = evolve(JointObjective(problem), _step(problem.keys), steps=STEPS, progress=_stop_in_time())
     relaxed, values, point = relaxed_max_margin(problem, best), problem.values, path.final
     parts = [
         f"the head is {_angle_text(values, point[: values.dimension], head.vector)} the max-margin separator of {names}"
@@ -194,7 +194,7 @@ def _angle_text(geometry: AbstractGeometry, point: Float[Array, " D"], direction
     return f"{np.degrees(angle(geometry, point, direction)):.3g} degrees from"
 
 
-def _interrupt() -> Callable[[float], None]:
+def _stop_in_time() -> Callable[[float], None]:
     """A progress callback that ends a run, as Ctrl-C does, when its time is up."""
     deadline = time.perf_counter() + SECONDS
 
@@ -270,7 +270,7 @@ def _reason(problem: TokenProblem, named: LimitDirection, answer: dict[str, Any]
     if named.is_limit:
         if beaten.any():
             return f"{band} {reason}, but the others outweigh that, so training can settle here."
-        good = _goodness(problem, named)
+        good = _how_good(problem, named)
         return f"{band} Each selected token outscores its rivals there, so training can settle here: {good}."
     if named.kind in ("balanced", "undecided", "inaccurate"):
         return f"{band} {f'{reason}; w' if beaten.any() else 'W'}hether training settles here is not decided."

@@ -107,7 +107,7 @@ def epoch_moves(n: int, *, seed: int, epoch: int) -> Array:
 
 
 @dataclass
-class Steps:
+class StepCount:
     """How many steps have been taken."""
 
     step: int = 0
@@ -127,7 +127,7 @@ class VisionLearner:
             image=data.images.shape[1],
             classes=int(max(data.labels.max(), data.test_labels.max())) + 1,
         )
-        self.data, self.config, self.state = data, config, Steps()
+        self.data, self.config, self.state = data, config, StepCount()
         self.model = VisionTransformer(shape, seed=config.seed).to(data.images.device)
         if compiled:
             for block in self.model.blocks:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmargin._files import write_arrays
 from tokenmargin.data.images import ImageSet
-from tokenmargin.training.epochs import EpochLoop, Progress, TrainingHistory
+from tokenmargin.training.epochs import EpochLoop, TrainingHistory, TrainingProgress
 from tokenmargin.training.probe import machine
 from tokenmargin.training.vision.attention_probe import measure_attention, model_norms
 from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner
@@ -35,7 +35,7 @@ class VisionProbe:
     def __init__(self, data: ImageData, folder: Path) -> None:
         self.data, self.folder = data, folder
         self.images = data.test_images[:MEASURED]
-        self.shown = first_of_each(data.test_labels[:MEASURED].cpu().numpy())[:SHOWN]
+        self.shown = first_of_each_class(data.test_labels[:MEASURED].cpu().numpy())[:SHOWN]
 
     @torch.no_grad()
     def __call__(self, learner: VisionLearner) -> Mapping[str, float]:
@@ -102,12 +102,12 @@ def _cosine(one: Mapping[str, Array], other: Mapping[str, Array]) -> float:
     return inner(one, other) / float(np.sqrt(inner(one, one) * inner(other, other)))
 
 
-def first_of_each(labels: Array) -> Array:
+def first_of_each_class(labels: Array) -> Array:
     """Where each class occurs first, in the order of the classes."""
     return np.unique(labels, return_index=True)[1]
 
 
-def train_observed(
+def train_vision_observed(
     config: VisionConfig,
     images: ImageSet,
     *,
@@ -116,7 +116,7 @@ def train_observed(
     budget: float = float("inf"),
     compiled: bool = False,
     observe_at: Callable[[int], bool] = lambda epoch: True,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[TrainingProgress], None] | None = None,
 ) -> tuple[TrainingHistory, dict[str, Any], dict[str, Array]]:
     """Train a vision transformer in a folder, or go on there, and measure its attention on the way.
 
@@ -149,13 +149,13 @@ def train_observed(
         "parameters": sum(parameter.numel() for parameter in learner.model.parameters()),
         "images": {"training": data.n, "test": len(data.test_labels), "sha256": images.digest, "notes": images.notes},
         "compiled": compiled,
-        "calls": _calls(folder, call),
+        "calls": _add_call(folder, call),
         "metrics": history.metrics,
     }
     return history, record, probe.gather([int(row["epoch"]) for row in history.metrics if "sparsity" in row])
 
 
-def _calls(folder: Path, call: dict[str, Any]) -> list[dict[str, Any]]:
+def _add_call(folder: Path, call: dict[str, Any]) -> list[dict[str, Any]]:
     """The records of all calls that trained in the folder, this one last."""
     path = folder / "calls.json"
     calls: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
