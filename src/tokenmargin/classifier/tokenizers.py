@@ -70,11 +70,9 @@ def _vocabulary_spelling(words: list[str], tokenizer: str) -> list[str]:
     """The spelling of each distinct word in the vocabulary; empty for a stop word."""
     if tokenizer == "paper":
         return ["".join(parts) for parts in cut_words([fold_word(word) for word in words], PAPER)]
-    return [word.lower() if word.isascii() else DRAWN.sub("", _fold_case(word)) for word in words]
-
-
-def _fold_case(word: str) -> str:
-    return unicodedata.normalize("NFKC", word).lower()
+    return [
+        word.lower() if word.isascii() else DRAWN.sub("", unicodedata.normalize("NFKC", word).lower()) for word in words
+    ]
 
 
 def _normalise_words(texts: Sequence[str], tokenizer: str) -> Words:

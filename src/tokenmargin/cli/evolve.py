@@ -128,7 +128,8 @@ def evolve(
         first = before["point"][-1] if before else first
         path: Trajectory | FlowPath
         if method == "flow":
-            _refuse_step_options(decay, batch)
+            if decay is not None or batch is not None:
+                raise UsageError("gradient flow has no steps: leave out --decay and --batch, or choose another method")
             path, kept = _follow_flow(objective, first, until_norm, keep=file is not None)
         else:
             rule, draws = _method_with_step(method, step, decay), _BatchDraws(batch, seed)
@@ -299,11 +300,6 @@ def _objective_named(problem: Any, train: str, loss: str | None, head: str | Non
             "leave out --attention"
         )
     return MapObjective(objective.problem, objective.loss, attention=attention_named(attention))
-
-
-def _refuse_step_options(decay: float | None, batch: int | None) -> None:
-    if decay is not None or batch is not None:
-        raise UsageError("gradient flow has no steps: leave out --decay and --batch, or choose a method of descent")
 
 
 def _method_with_step(method: str, step: float | None, decay: float | None) -> AbstractMethod:

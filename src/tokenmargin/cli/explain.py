@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from tokenmargin.cli._common import (
     Delimiter,
@@ -230,14 +230,9 @@ def predict(
         return 0
     from tokenmargin._files import atomic_path
 
-    with atomic_path(out) as beside, _open_output(beside) as file:
-        csv.writer(file).writerows(table)
+    with atomic_path(out) as beside, beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        csv.writer(file).writerows(table)  # half characters, which UTF-8 cannot write, become escapes
     return 0
-
-
-def _open_output(path: Path) -> TextIO:
-    """The output file; half characters, which UTF-8 cannot write, become escapes."""
-    return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
 
 
 def _prediction_rows(classifier: TokenSelectionClassifier, rows: TextRows) -> list[list[Any]]:

@@ -354,14 +354,13 @@ def read_text_rows(
         columns = {name: [row.get(name) for row in objects] for name in names}
     if text not in columns:
         raise SourceError(f"{path}: no column {text!r}; it has {', '.join(map(repr, columns))}")
-    texts: list[str | None] = [value if _is_text(value) else None for value in columns[text]]
+    texts = [
+        value if isinstance(value, str) and value.strip() and not UNDECODED.search(value) else None
+        for value in columns[text]
+    ]
     if not any(texts):
         raise SourceError(f"{path}: no row has a text in the column {text!r}")
     return TextRows(columns, texts)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip()) and not UNDECODED.search(value)
 
 
 def _read_delimited(path: Path, delimiter: str, text: str, encoding: str | None) -> dict[str, list[Any]]:

@@ -110,7 +110,10 @@ class Run:
             tables = self.details()["tables"]
         except RecordError:
             return [MARK]
-        return [name for name, kept in tables.items() if _digest_or_none(self.table_path(name)) != kept["sha256"]]
+        paths = {name: self.table_path(name) for name in tables}
+        return [
+            name for name, path in paths.items() if not path.is_file() or file_digest(path) != tables[name]["sha256"]
+        ]
 
     def remove(self) -> None:
         """Remove the folder once no process writes to it; `run.json` goes first, so that what is left is no run."""
@@ -259,10 +262,6 @@ def _table_facts(path: Path) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     return {"rows": pq.read_metadata(path).num_rows, "sha256": file_digest(path)}
-
-
-def _digest_or_none(path: Path) -> str | None:
-    return file_digest(path) if path.is_file() else None
 
 
 def compare_runs(first: Run, second: Run) -> dict[str, Any]:

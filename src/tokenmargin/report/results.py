@@ -190,7 +190,10 @@ def draw_maps(result: Result, ax: Axes, *, images: bool = True) -> None:
             if row == 0:
                 panel.set_title(f"epoch {epoch}", fontsize=7)
             if column == 0 and not images:
-                panel.set_ylabel(_class_name(int(maps["label"][here][0])), fontsize=7)
+                label = int(maps["label"][here][0])
+                panel.set_ylabel(
+                    CIFAR10_CLASSES[label] if label < len(CIFAR10_CLASSES) else f"class {label}", fontsize=7
+                )
 
 
 def _show_map(panel: Axes, weights: np.ndarray) -> None:
@@ -206,10 +209,6 @@ def _show_picture(panel: Axes, pictures: Table, image: int) -> None:
     pixels = np.stack([pictures[name][here] for name in ("red", "green", "blue")], axis=-1)
     panel.imshow(pixels.reshape(side, -1, 3).astype(np.uint8), interpolation="nearest")
     panel.set(xticks=[], yticks=[])
-
-
-def _class_name(label: int) -> str:
-    return CIFAR10_CLASSES[label] if label < len(CIFAR10_CLASSES) else f"class {label}"
 
 
 def draw_sparsity(result: Result, ax: Axes) -> None:
@@ -232,7 +231,7 @@ def draw_priority_graph(limit: NextTokenLimit, last: int, ax: Axes, *, most: int
     Of more than `most` components those that most sequences speak of are drawn, and the others counted.
     """
     graph, here = limit.graph.graph_of(last), np.flatnonzero(limit.graph.last == last)
-    kept = _busiest_components(graph, most)
+    kept = np.sort(np.argsort(-graph.component_counts, kind="stable")[:most])  # that most sequences speak of
     rank = graph.ranks
     layers = [[c for c in kept.tolist() if rank[c] == level] for level in np.unique(rank[kept])]
     arrows = _arrows(graph, kept)
@@ -260,11 +259,6 @@ def draw_priority_graph(limit: NextTokenLimit, last: int, ax: Axes, *, most: int
     ax.set_title(f"after “{word}”: {graph.nodes} tokens, {len(graph.sizes)} components{note}", loc="left")
     ax.set(xlim=(0, 1), ylim=(-len(layers) + 0.5, 0.5))
     ax.axis("off")
-
-
-def _busiest_components(graph: PriorityGraph, most: int) -> Int[Array, " c"]:
-    """The components that most edges, counted with their sequences, lead from or to."""
-    return np.sort(np.argsort(-graph.component_counts, kind="stable")[:most])
 
 
 def _arrows(graph: PriorityGraph, kept: Int[Array, " c"]) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ import abc
 from dataclasses import dataclass
 
 import numpy as np
-from numpy import ndarray as Array
 
 from tokenmargin.dynamics import NormalizedGradientDescent, Trajectory, evolve
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table
@@ -83,13 +82,8 @@ def _path_table(path: Trajectory, problem: TokenProblem, solutions: dict[str, Ma
         **angles,
         "optimal_probability": weights[:, np.arange(problem.n), list(OPTIMAL)].mean(axis=1),
         "largest_probability": path["saturation"],
-        "logistic_probability": _logistic_probability(path["output"]),
+        "logistic_probability": np.exp(-np.logaddexp(0.0, -path["output"])).mean(axis=1),  # of 1 / (1 + exp(-Y f))
     }  # fmt: skip
-
-
-def _logistic_probability(outputs: Array) -> Array:
-    """Mean over the inputs of `1 / (1 + exp(-Y f))`."""
-    return np.asarray(np.exp(-np.logaddexp(0.0, -outputs)).mean(axis=1))
 
 
 def _last_cosine(paths: Table, name: str) -> float:

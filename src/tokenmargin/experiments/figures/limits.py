@@ -16,12 +16,11 @@ from tokenmargin.dynamics.paths.ball import minimum_along
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, track
 from tokenmargin.experiments.tables import columns
 from tokenmargin.limits import LimitConstants, limit_constants
-from tokenmargin.limits.limit import Limit, limit_of
+from tokenmargin.limits.limit import limit_of
 from tokenmargin.margin import atlas
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.shared_pulls import SATURATED
 from tokenmargin.problem.instances import figure1c, random_problem
-from tokenmargin.problem.token_problem import TokenProblem
 
 NORMS = 10.0 ** np.arange(1.0, 7.01, 0.25)
 
@@ -143,6 +142,7 @@ class Saturation(AbstractExperiment):
         rng = np.random.default_rng([self.seed, d, trial])
         problem = random_problem(4, 6, d, rng=rng)
         found = limit_of(problem, until_norm=self.reach)
+        objective, end = PromptObjective(problem), found.path.final
         listed = atlas(problem)
         best = [entry for entry in listed.limits if entry.kind == "GMM"]
         # The largest logit of a start is of order one in every dimension, as it is of tokens of unit length.
@@ -153,34 +153,15 @@ class Saturation(AbstractExperiment):
         return {
             "d": d,
             "trial": trial,
-            "ends": _ending(found),
+            "ends": {"direction": found.kind, "bounded": "at rest"}.get(found.outcome, "undecided"),
             "norm": found.path.norm,
-            "saturation": _saturation(problem, found),
-            "balance": _balance(problem, found),
+            "saturation": float(objective.forward(end).weights.max(axis=-1).min()),  # the least of all inputs
+            "balance": float(objective.linearise(end).balance.max()),
             "directions": len(listed.limits),
             "complete": listed.complete,
             "gmm": len(best),
             "gmm_share": float((settled & optimal).mean()) if best else 0.0,
         }
-
-
-def _ending(found: Limit) -> str:
-    match found.outcome:
-        case "direction":
-            return found.kind
-        case "bounded":
-            return "at rest"
-        case _:
-            return "undecided"
-
-
-def _saturation(problem: TokenProblem, found: Limit) -> float:
-    """The largest weight of each input at the end: the smallest of these over the inputs."""
-    return float(PromptObjective(problem).forward(found.path.final).weights.max(axis=-1).min())
-
-
-def _balance(problem: TokenProblem, found: Limit) -> float:
-    return float(PromptObjective(problem).linearise(found.path.final).balance.max())
 
 
 def _dimension_row(d: int, runs: Table) -> dict[str, object]:

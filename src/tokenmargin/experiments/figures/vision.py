@@ -131,7 +131,8 @@ class Figure6(VisionAttention):
 
     def findings(self, tables: Mapping[str, Table], record: Mapping[str, Any]) -> tuple[Finding, ...]:
         pictures = tables["pictures"]
-        first, last = (pictures["sparsity"][pictures["epoch"] == e] for e in _ends(pictures["epoch"]))
+        epochs = pictures["epoch"]
+        first, last = (pictures["sparsity"][epochs == end] for end in (epochs.min(), epochs.max()))
         return (
             Finding(
                 "share of the probed images whose attention is sparser at the end than at the start",
@@ -170,10 +171,6 @@ class Figure7(VisionAttention):
                     high=1.0, source="the other falls", basis="figure"),
             Finding("test accuracy at the end", float(curves["test_accuracy"][-1])),
         )  # fmt: skip
-
-
-def _ends(epochs: Array) -> tuple[int, int]:
-    return int(epochs.min()), int(epochs.max())
 
 
 def vision_tables(record: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, Table]:

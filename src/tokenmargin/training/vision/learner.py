@@ -145,7 +145,9 @@ class VisionLearner:
             images = self.data.images[rows]
             if moves is not None:
                 images = shift_and_mirror(images, moves[rows])
-            self._set_rate(rate * min(1.0, (self.state.step + 1) / max(self.config.warmup * per_epoch, 1.0)))
+            warm = min(1.0, (self.state.step + 1) / max(self.config.warmup * per_epoch, 1.0))
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate * warm
             loss = self.loss(images, self.data.labels[rows])
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
@@ -200,10 +202,6 @@ class VisionLearner:
             self._moves = epoch, torch.as_tensor(moves, device=self.data.images.device)
         assert self._moves[1] is not None
         return self._moves[1]
-
-    def _set_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
 
     def _autocast(self) -> torch.autocast:
         kind = self.data.images.device.type

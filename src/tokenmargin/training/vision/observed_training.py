@@ -35,7 +35,8 @@ class VisionProbe:
     def __init__(self, data: ImageData, folder: Path) -> None:
         self.data, self.folder = data, folder
         self.images = data.test_images[:MEASURED]
-        self.shown = first_of_each_class(data.test_labels[:MEASURED].cpu().numpy())[:SHOWN]
+        labels = data.test_labels[:MEASURED].cpu().numpy()
+        self.shown = np.unique(labels, return_index=True)[1][:SHOWN]  # where each class occurs first
 
     @torch.no_grad()
     def __call__(self, learner: VisionLearner) -> Mapping[str, float]:
@@ -100,11 +101,6 @@ def _cosine(one: Mapping[str, Array], other: Mapping[str, Array]) -> float:
         return float(((a["query"] @ b["query"].T) * (a["key"] @ b["key"].T)).sum(dtype=float))
 
     return inner(one, other) / float(np.sqrt(inner(one, one) * inner(other, other)))
-
-
-def first_of_each_class(labels: Array) -> Array:
-    """Where each class occurs first, in the order of the classes."""
-    return np.unique(labels, return_index=True)[1]
 
 
 def train_vision_observed(
