@@ -1,73 +1,38 @@
 """Training as dynamics: descent, gradient flow to any norm, thousands of runs at once, and regularisation paths."""
 
-from tokenmargin.dynamics.batch import BatchResult, evolve_many
-from tokenmargin.dynamics.events import (
-    AngleReached,
-    Crossing,
-    NormReached,
-    Saturated,
-    SelectionChanged,
-    WhenTrue,
-    whole_runs,
-)
-from tokenmargin.dynamics.evolve import OBSERVABLES, Memory, Trajectory, evolve
-from tokenmargin.dynamics.flow import FlowPath, flow
-from tokenmargin.dynamics.integrate import FlowSettings
-from tokenmargin.dynamics.methods import (
-    AbstractMethod,
-    AbstractStepLength,
-    Adam,
-    GradientDescent,
-    MirrorDescent,
-    Momentum,
-    NormalizedGradientDescent,
-    Polyak,
-    Schedule,
-    SteepestDescent,
-    as_method,
-    method_named,
-)
-from tokenmargin.dynamics.paths.ball import RegularisationPath, regularisation_path
-from tokenmargin.dynamics.paths.cone import ConePath, cone_path
-from tokenmargin.dynamics.paths.joint import RidgePath, ridge_path
-from tokenmargin.dynamics.rest import FinitePart
-from tokenmargin.dynamics.rounding import Rounding
-
-__all__ = [
-    "OBSERVABLES",
-    "AbstractMethod",
-    "AbstractStepLength",
-    "Adam",
-    "AngleReached",
-    "BatchResult",
-    "ConePath",
-    "Crossing",
-    "FinitePart",
-    "FlowPath",
-    "FlowSettings",
-    "GradientDescent",
-    "Memory",
-    "MirrorDescent",
-    "Momentum",
-    "NormReached",
-    "NormalizedGradientDescent",
-    "Polyak",
-    "RegularisationPath",
-    "RidgePath",
-    "Rounding",
-    "Saturated",
-    "Schedule",
-    "SelectionChanged",
-    "SteepestDescent",
-    "Trajectory",
-    "WhenTrue",
-    "as_method",
-    "cone_path",
-    "evolve",
-    "evolve_many",
-    "flow",
-    "method_named",
-    "regularisation_path",
-    "ridge_path",
-    "whole_runs",
-]
+from tokenmargin.dynamics.batch import BatchResult as BatchResult
+from tokenmargin.dynamics.batch import evolve_many as evolve_many
+from tokenmargin.dynamics.events import AngleReached as AngleReached
+from tokenmargin.dynamics.events import Crossing as Crossing
+from tokenmargin.dynamics.events import NormReached as NormReached
+from tokenmargin.dynamics.events import Saturated as Saturated
+from tokenmargin.dynamics.events import SelectionChanged as SelectionChanged
+from tokenmargin.dynamics.events import WhenTrue as WhenTrue
+from tokenmargin.dynamics.events import whole_runs as whole_runs
+from tokenmargin.dynamics.evolve import OBSERVABLES as OBSERVABLES
+from tokenmargin.dynamics.evolve import Memory as Memory
+from tokenmargin.dynamics.evolve import Trajectory as Trajectory
+from tokenmargin.dynamics.evolve import evolve as evolve
+from tokenmargin.dynamics.flow import FlowPath as FlowPath
+from tokenmargin.dynamics.flow import flow as flow
+from tokenmargin.dynamics.integrate import FlowSettings as FlowSettings
+from tokenmargin.dynamics.methods import AbstractMethod as AbstractMethod
+from tokenmargin.dynamics.methods import AbstractStepLength as AbstractStepLength
+from tokenmargin.dynamics.methods import Adam as Adam
+from tokenmargin.dynamics.methods import GradientDescent as GradientDescent
+from tokenmargin.dynamics.methods import MirrorDescent as MirrorDescent
+from tokenmargin.dynamics.methods import Momentum as Momentum
+from tokenmargin.dynamics.methods import NormalizedGradientDescent as NormalizedGradientDescent
+from tokenmargin.dynamics.methods import Polyak as Polyak
+from tokenmargin.dynamics.methods import Schedule as Schedule
+from tokenmargin.dynamics.methods import SteepestDescent as SteepestDescent
+from tokenmargin.dynamics.methods import as_method as as_method
+from tokenmargin.dynamics.methods import method_named as method_named
+from tokenmargin.dynamics.paths.ball import RegularisationPath as RegularisationPath
+from tokenmargin.dynamics.paths.ball import regularisation_path as regularisation_path
+from tokenmargin.dynamics.paths.cone import ConePath as ConePath
+from tokenmargin.dynamics.paths.cone import cone_path as cone_path
+from tokenmargin.dynamics.paths.joint import RidgePath as RidgePath
+from tokenmargin.dynamics.paths.joint import ridge_path as ridge_path
+from tokenmargin.dynamics.rest import FinitePart as FinitePart
+from tokenmargin.dynamics.rounding import Rounding as Rounding

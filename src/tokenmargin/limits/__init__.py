@@ -1,25 +1,16 @@
 """Where dynamics meet margins: the limit of a path, named and certified, and the shares of the starts that reach it."""
 
-from tokenmargin.limits.by_method import MethodLimit
-from tokenmargin.limits.constants import LimitConstants, limit_constants
-from tokenmargin.limits.limit import Limit, limit_of
-from tokenmargin.limits.next_token import NextTokenLimit, next_token_limit
-from tokenmargin.limits.rates import Rate, Rates, rates
-from tokenmargin.limits.shares import Basins, basin_map, basins, random_starts
-
-__all__ = [
-    "Basins",
-    "Limit",
-    "LimitConstants",
-    "MethodLimit",
-    "NextTokenLimit",
-    "Rate",
-    "Rates",
-    "basin_map",
-    "basins",
-    "limit_constants",
-    "limit_of",
-    "next_token_limit",
-    "random_starts",
-    "rates",
-]
+from tokenmargin.limits.by_method import MethodLimit as MethodLimit
+from tokenmargin.limits.constants import LimitConstants as LimitConstants
+from tokenmargin.limits.constants import limit_constants as limit_constants
+from tokenmargin.limits.limit import Limit as Limit
+from tokenmargin.limits.limit import limit_of as limit_of
+from tokenmargin.limits.next_token import NextTokenLimit as NextTokenLimit
+from tokenmargin.limits.next_token import next_token_limit as next_token_limit
+from tokenmargin.limits.rates import Rate as Rate
+from tokenmargin.limits.rates import Rates as Rates
+from tokenmargin.limits.rates import rates as rates
+from tokenmargin.limits.shares import Basins as Basins
+from tokenmargin.limits.shares import basin_map as basin_map
+from tokenmargin.limits.shares import basins as basins
+from tokenmargin.limits.shares import random_starts as random_starts

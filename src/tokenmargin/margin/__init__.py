@@ -6,70 +6,47 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray as Array
 
-from tokenmargin.margin.atlas import atlas
-from tokenmargin.margin.batch import MarginBatch, max_margin_batch
-from tokenmargin.margin.certificate import TOLERANCE
+from tokenmargin.margin.atlas import atlas as atlas
+from tokenmargin.margin.batch import MarginBatch as MarginBatch
+from tokenmargin.margin.batch import max_margin_batch as max_margin_batch
+from tokenmargin.margin.certificate import TOLERANCE as TOLERANCE
+from tokenmargin.margin.constraints import Constraints as Constraints
 from tokenmargin.margin.constraints import (
-    Constraints,
     attention_constraints,
     class_constraints,
     label_constraints,
     relaxed_constraints,
 )
-from tokenmargin.margin.corpus.pairs import RowPairs, argmax_pairs, selected_pairs
-from tokenmargin.margin.corpus.solve import corpus_margin
-from tokenmargin.margin.held_ties import HeldTies, held_ties, tie_of_equals
-from tokenmargin.margin.joint_phase import JointPhases, Phase, joint_phases, label_room
-from tokenmargin.margin.limit_directions import limit_constraints, limit_direction, tied_direction
-from tokenmargin.margin.limit_results import Atlas, Kind, LimitDirection
-from tokenmargin.margin.normed.solve import GAP, MATRIX_GAP, solve_in_norm
-from tokenmargin.margin.plane import Arc, is_planar, selection_arcs
-from tokenmargin.margin.several_optima import choice_margin
-from tokenmargin.margin.single.solver import solve
-from tokenmargin.margin.solution import Certificate, MarginSolution
+from tokenmargin.margin.corpus.pairs import RowPairs as RowPairs
+from tokenmargin.margin.corpus.pairs import argmax_pairs as argmax_pairs
+from tokenmargin.margin.corpus.pairs import selected_pairs as selected_pairs
+from tokenmargin.margin.corpus.solve import corpus_margin as corpus_margin
+from tokenmargin.margin.held_ties import HeldTies as HeldTies
+from tokenmargin.margin.held_ties import held_ties as held_ties
+from tokenmargin.margin.held_ties import tie_of_equals as tie_of_equals
+from tokenmargin.margin.joint_phase import JointPhases as JointPhases
+from tokenmargin.margin.joint_phase import Phase as Phase
+from tokenmargin.margin.joint_phase import joint_phases as joint_phases
+from tokenmargin.margin.joint_phase import label_room as label_room
+from tokenmargin.margin.limit_directions import limit_constraints as limit_constraints
+from tokenmargin.margin.limit_directions import limit_direction as limit_direction
+from tokenmargin.margin.limit_directions import tied_direction as tied_direction
+from tokenmargin.margin.limit_results import Atlas as Atlas
+from tokenmargin.margin.limit_results import Kind as Kind
+from tokenmargin.margin.limit_results import LimitDirection as LimitDirection
+from tokenmargin.margin.normed.solve import GAP as GAP
+from tokenmargin.margin.normed.solve import MATRIX_GAP as MATRIX_GAP
+from tokenmargin.margin.normed.solve import solve_in_norm as solve_in_norm
+from tokenmargin.margin.plane import Arc as Arc
+from tokenmargin.margin.plane import is_planar as is_planar
+from tokenmargin.margin.plane import selection_arcs as selection_arcs
+from tokenmargin.margin.several_optima import choice_margin as choice_margin
+from tokenmargin.margin.single.solver import solve as solve
+from tokenmargin.margin.solution import Certificate as Certificate
+from tokenmargin.margin.solution import MarginSolution as MarginSolution
 from tokenmargin.norms import AbstractNorm
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import Selection
-
-__all__ = [
-    "GAP",
-    "MATRIX_GAP",
-    "TOLERANCE",
-    "Arc",
-    "Atlas",
-    "Certificate",
-    "Constraints",
-    "HeldTies",
-    "JointPhases",
-    "Kind",
-    "LimitDirection",
-    "MarginBatch",
-    "MarginSolution",
-    "Phase",
-    "RowPairs",
-    "argmax_pairs",
-    "atlas",
-    "choice_margin",
-    "class_margin",
-    "corpus_margin",
-    "held_ties",
-    "is_planar",
-    "joint_phases",
-    "label_margin",
-    "label_room",
-    "limit_constraints",
-    "limit_direction",
-    "max_margin",
-    "max_margin_batch",
-    "relaxed_max_margin",
-    "selected_pairs",
-    "selection_arcs",
-    "solve",
-    "solve_in_norm",
-    "support_inputs",
-    "tie_of_equals",
-    "tied_direction",
-]
 
 
 def max_margin(problem: TokenProblem, selected: Selection, *, norm: AbstractNorm | str = "l2") -> MarginSolution:

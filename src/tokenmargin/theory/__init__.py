@@ -12,28 +12,17 @@ from typing import TYPE_CHECKING, Any
 from tokenmargin.plugins import added_names, find, kind_in_words, load_added
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory import paper_a, paper_b, paper_c, paper_d, results
-from tokenmargin.theory.claim import Claim, Findings, Report, Slack, Verdict, needed_hypotheses
-from tokenmargin.theory.evidence import binomial_interval
-from tokenmargin.theory.settings import EmbeddingInstance, ProblemInstance
-from tokenmargin.theory.statements import Statement, numbered_statements
-
-__all__ = [
-    "CLAIMS",
-    "PAPER_CLAIMS",
-    "STATEMENTS",
-    "Claim",
-    "EmbeddingInstance",
-    "Findings",
-    "ProblemInstance",
-    "Report",
-    "Slack",
-    "Statement",
-    "Verdict",
-    "binomial_interval",
-    "claim",
-    "needed_hypotheses",
-    "verify",
-]
+from tokenmargin.theory.claim import Claim as Claim
+from tokenmargin.theory.claim import Findings as Findings
+from tokenmargin.theory.claim import Report as Report
+from tokenmargin.theory.claim import Slack as Slack
+from tokenmargin.theory.claim import Verdict as Verdict
+from tokenmargin.theory.claim import needed_hypotheses as needed_hypotheses
+from tokenmargin.theory.evidence import binomial_interval as binomial_interval
+from tokenmargin.theory.settings import EmbeddingInstance as EmbeddingInstance
+from tokenmargin.theory.settings import ProblemInstance as ProblemInstance
+from tokenmargin.theory.statements import Statement as Statement
+from tokenmargin.theory.statements import numbered_statements
 
 PAPER_CLAIMS: tuple[Claim, ...] = (*paper_a.CLAIMS, *paper_b.CLAIMS, *paper_c.CLAIMS, *paper_d.CLAIMS, *results.CLAIMS)
 """The claims of the papers, paper A first, and results of our own on their questions."""

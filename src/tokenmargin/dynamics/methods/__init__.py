@@ -7,40 +7,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
-from tokenmargin.dynamics.methods.method import (
-    AbstractMethod,
-    AbstractStepLength,
-    AbstractValue,
-    GradientDescent,
-    MirrorDescent,
-    NormalizedGradientDescent,
-    Polyak,
-    Schedule,
-    State,
-    StepSize,
-    Value,
-)
-from tokenmargin.dynamics.methods.with_memory import Adam, Momentum, SteepestDescent
+from tokenmargin.dynamics.methods.method import AbstractMethod as AbstractMethod
+from tokenmargin.dynamics.methods.method import AbstractStepLength as AbstractStepLength
+from tokenmargin.dynamics.methods.method import AbstractValue as AbstractValue
+from tokenmargin.dynamics.methods.method import GradientDescent as GradientDescent
+from tokenmargin.dynamics.methods.method import MirrorDescent as MirrorDescent
+from tokenmargin.dynamics.methods.method import NormalizedGradientDescent as NormalizedGradientDescent
+from tokenmargin.dynamics.methods.method import Polyak as Polyak
+from tokenmargin.dynamics.methods.method import Schedule as Schedule
+from tokenmargin.dynamics.methods.method import State as State
+from tokenmargin.dynamics.methods.method import StepSize
+from tokenmargin.dynamics.methods.method import Value as Value
+from tokenmargin.dynamics.methods.with_memory import Adam as Adam
+from tokenmargin.dynamics.methods.with_memory import Momentum as Momentum
+from tokenmargin.dynamics.methods.with_memory import SteepestDescent as SteepestDescent
 from tokenmargin.norms import L1, L2, LINF, SPECTRAL, AbstractNorm, norm_named
 from tokenmargin.plugins import PluginError, find, kind_in_words, names
-
-__all__ = [
-    "AbstractMethod",
-    "AbstractStepLength",
-    "AbstractValue",
-    "Adam",
-    "GradientDescent",
-    "MirrorDescent",
-    "Momentum",
-    "NormalizedGradientDescent",
-    "Polyak",
-    "Schedule",
-    "State",
-    "SteepestDescent",
-    "Value",
-    "as_method",
-    "method_named",
-]
 
 BETA = 0.9
 Preset: TypeAlias = Callable[..., AbstractMethod]

@@ -10,8 +10,6 @@ from tokenmargin.theory.paper_a import (
     only_important,
 )
 
-__all__ = ["ABOUT_A_SELECTION", "CLAIMS"]
-
 CLAIMS = (
     *first_step.CLAIMS,
     *gradients.CLAIMS,

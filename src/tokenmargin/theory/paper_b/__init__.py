@@ -9,8 +9,6 @@ from tokenmargin.theory.paper_b import (
     prompt_limits,
 )
 
-__all__ = ["CLAIMS"]
-
 CLAIMS = (
     *gradients.CLAIMS,
     *local_cone.CLAIMS,

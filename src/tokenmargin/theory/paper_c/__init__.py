@@ -6,6 +6,4 @@ They are named by what they say: its numbering differs between editions. `W` is 
 
 from tokenmargin.theory.paper_c import matrix_limits, several_tokens
 
-__all__ = ["CLAIMS"]
-
 CLAIMS = (*matrix_limits.CLAIMS, *several_tokens.CLAIMS)

@@ -6,8 +6,9 @@ Next tokens that are not in their sequence (outside Assumption 2) are refused wh
 """
 
 from tokenmargin.theory.paper_d import convexity, descent, paths, risk
-from tokenmargin.theory.paper_d.instance import NextTokenInstance, assumption1, assumption2, assumption3
+from tokenmargin.theory.paper_d.instance import NextTokenInstance as NextTokenInstance
+from tokenmargin.theory.paper_d.instance import assumption1 as assumption1
+from tokenmargin.theory.paper_d.instance import assumption2 as assumption2
+from tokenmargin.theory.paper_d.instance import assumption3 as assumption3
 
 CLAIMS = (*convexity.CLAIMS, *risk.CLAIMS, *descent.CLAIMS, *paths.CLAIMS)
-
-__all__ = ["CLAIMS", "NextTokenInstance", "assumption1", "assumption2", "assumption3"]

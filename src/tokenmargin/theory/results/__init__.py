@@ -2,6 +2,4 @@
 
 from tokenmargin.theory.results import constants, first_step, joint_phase, sublevel
 
-__all__ = ["CLAIMS"]
-
 CLAIMS = (*constants.CLAIMS, *joint_phase.CLAIMS, *first_step.CLAIMS, *sublevel.CLAIMS)
