@@ -1,7 +1,6 @@
 """*Max-Margin Token Selection in Attention Mechanism*: its stated results."""
 
 from tokenmargin.theory.paper_b import (
-    directions,
     gradients,
     joint_limits,
     local_cone,
@@ -12,7 +11,6 @@ from tokenmargin.theory.paper_b import (
 CLAIMS = (
     *gradients.CLAIMS,
     *local_cone.CLAIMS,
-    *directions.CLAIMS,
     *mixing.CLAIMS,
     *prompt_limits.CLAIMS,
     *joint_limits.CLAIMS,

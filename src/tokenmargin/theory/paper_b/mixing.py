@@ -15,8 +15,8 @@ from tokenmargin.selection import attention_weights, optimal_tokens
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, searched, seen, true
 from tokenmargin.theory.evidence import falls_to_zero
 from tokenmargin.theory.paper_b.assumptions import assumption_d, log_outside, values_of
-from tokenmargin.theory.paper_b.directions import three_tokens
 from tokenmargin.theory.paper_b.gradients import mirrored_optima
+from tokenmargin.theory.paper_b.local_cone import three_tokens
 from tokenmargin.theory.paper_b.prompt_limits import path_angles, two_optima
 from tokenmargin.theory.settings import ProblemInstance
 
