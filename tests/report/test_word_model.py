@@ -111,3 +111,21 @@ def test_the_most_frequent_words_are_kept() -> None:
     assert model.vocabulary_.words == ("a", "b")
     with pytest.raises(ValueError, match="max_words must be None or a whole number"):
         TokenSelectionClassifier(max_words=0).fit(texts, [0, 1, 0, 1, 1])
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not on the PATH: install Node.js 18 or newer")
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([], "No word of this sentence is known to the model."),
+        ([3.0, -2.9], "Undecided: “0” and “1” cancel."),
+        ([3.0, -2.9, 0.1], "Undecided: “0”, “1” and the others cancel."),
+        ([0.1, -0.2], "No word here that decides: together they do not even double the odds."),
+    ],
+)
+def test_an_undecided_sentence_names_what_cancels_and_no_others(parts: list[float], words: str) -> None:
+    tokens = json.dumps([{"name": str(k), "parts": [part]} for k, part in enumerate(parts)])
+    place = (STATIC / "wordmodel.js").as_uri()
+    script = f'import {{ abstainWords }} from "{place}"; console.log(abstainWords({{ tokens: {tokens} }}, ["a"]));'
+    done = subprocess.run([NODE, "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == words

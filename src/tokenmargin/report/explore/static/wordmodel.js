@@ -66,7 +66,9 @@ export function abstainWords({ tokens }, words) {
   if (!words.length) return "Type a sentence.";
   if (!tokens.length) return "No word of this sentence is known to the model.";
   const strong = tokens.filter(({ parts }) => Math.abs(parts[0]) >= LEAST);
-  return strong.length ? `Undecided: ${strong.slice(0, 3).map(({ name }) => `“${name}”`).join(", ")} and the others cancel.` : "No word here that decides: together they do not even double the odds.";
+  const named = strong.slice(0, 3).map(({ name }) => `“${name}”`);
+  if (tokens.length > named.length) named.push("the others");
+  return strong.length && named.length > 1 ? `Undecided: ${named.slice(0, -1).join(", ")} and ${named.at(-1)} cancel.` : "No word here that decides: together they do not even double the odds.";
 }
 
 /** Words and decisions, with and without those left out, from the server's answers; it counts characters, not their halves. */

@@ -96,10 +96,10 @@ let hush = 0;
 function speakOf(now, words, tokens) {
   const silent = abstains(now), [f] = now.f, chance = Math.max(...chancesOf(now.f));
   const strongest = [...tokens].filter(({ out }) => !out).sort((a, b) => Math.abs(b.part) - Math.abs(a.part))[0];
-  const caption = silent ? abstainWords(now, words) : `${model.classes[f > 0 ? 1 : 0]}, ${Math.round(100 * chance)}% sure: “${strongest.name}” says most (${signed(strongest.part)} of ${signed(f)}).`;
+  const caption = silent ? abstainWords(now, words) : `${model.classes[f > 0 ? 1 : 0]}, ${chance >= 0.995 ? "over 99" : Math.round(100 * chance)}% sure: “${strongest.name}” says most (${signed(strongest.part)} of ${signed(f)}).`;
   $("caption").textContent = caption;
   const unknown = words.filter(({ name }, k) => !left.has(k) && !tokens.some((token) => token.name.split(" ").includes(name))).length;
-  document.querySelector('[data-live="words"]').textContent = `The words known here sum up to ${signed(f - now.start[0])}; any text starts from ${signed(now.start[0])}.` + (unknown ? ` ${unknown} of ${words.length} words are not known.` : "");
+  document.querySelector('[data-live="words"]').textContent = `The words known here sum up to ${signed(f - now.start[0])}; the start is ${signed(now.start[0])}.` + (unknown ? ` ${unknown} of ${words.length} ${words.length > 1 ? "words" : "word"} ${unknown > 1 ? "are" : "is"} not known.` : "");
   clearTimeout(hush);
   hush = setTimeout(() => { $("said").textContent = caption; }, 700);
 }
