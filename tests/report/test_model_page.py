@@ -115,6 +115,9 @@ def test_words_for_uneven_and_for_many_classes(report):
     assert "1,000 texts were kept aside" in told
     assert "Of the 10 texts of the rarest class, other, it found 4, and 4 of the 4 that it called so were." in told
     assert "rarest" not in in_plain_words(replace(trust, majority=0.5), ("ham", "spam", "other"))
+    assert "NO SIGNAL" not in told
+    guessed = replace(trust, held=replace(held, probabilities=rng.permutation(said)))
+    assert "NO SIGNAL: this is not distinguishable from guessing" in in_plain_words(guessed, ("ham", "spam", "other"))
     assert mix_ups(trust, ("ham", "spam", "other")) == [
         "10 of 960 texts of ham were taken for spam",
         "6 of 10 texts of other were taken for ham",

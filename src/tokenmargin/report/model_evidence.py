@@ -16,7 +16,7 @@ from tokenmargin._statistics import wilson_interval
 from tokenmargin.classifier import Explanation, WordPart
 from tokenmargin.classifier.confined_tokens import ConfinedToken, TextParts
 from tokenmargin.classifier.evaluation import TrustTests
-from tokenmargin.classifier.fitting import UNBALANCED, Validation
+from tokenmargin.classifier.fitting import UNBALANCED, Validation, validate
 
 TAG = re.compile(r"<[^<>\n]{1,500}>")
 BINS = (0.0, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0001)
@@ -47,6 +47,9 @@ def in_plain_words(trust: TrustTests, names: Sequence[str]) -> str:
         f"(with 95% confidence between {100 * low:.0f} and {100 * high:.0f}; {n:,} texts were kept aside to count). "
         f"Always answering with the most frequent class would get {100 * trust.majority:.0f} right."
     )
+    held = trust.held
+    if not validate(held.probabilities, held.truths, held.truths).signal:
+        text += " NO SIGNAL: this is not distinguishable from guessing, and what it says of words may be chance."
     counts = trust.held.confusion
     rare = int(counts.sum(1).argmin())
     hits, own, given = int(counts[rare, rare]), int(counts[rare].sum()), int(counts[:, rare].sum())
@@ -56,11 +59,11 @@ def in_plain_words(trust: TrustTests, names: Sequence[str]) -> str:
     usual = others[-1]
     if np.isfinite(usual.accuracy):
         gap, half = ours.lead_over(usual)
-        lead = f"{_signed(100 * gap, 1)} points, give or take {100 * half:.1f}"
-        level = abs(gap) <= half
+        lead = f"{_signed(100 * gap, 1)} points, give or take {100 * half:.1f}, over {len(ours.accuracies)} splits"
+        level, chance = abs(gap) <= half, ": that may be chance" if half > 0 else ""
         standing = "level with" if level else "better than" if gap > 0 else "worse than"
-        text += f" On the same texts and words it is {standing} the usual method, {usual.name} ({lead}, over "
-        text += f"{len(ours.accuracies)} splits{': that may be chance' if level else ''})."
+        text += f" On the same texts and words it is {standing} the usual method, {usual.name} "
+        text += f"({lead}{chance if level else ''})."
     return text
 
 
@@ -209,7 +212,7 @@ def _explain_places(trust: TrustTests, places: Array, texts: Sequence[str]) -> l
 def parts_context(trust: TrustTests | None, parts: PartsFound | None, listed: set[str]) -> dict[str, Any]:
     """The parts of the data, and the words among those `listed` that decide in one of them only."""
     return {
-        "parts": part_rows(trust, parts) if trust and parts else [],
+        "parts": part_rows(trust, parts) if trust and parts and len(parts.division.names) > 1 else [],
         "parts_by": parts.division.what if parts else "",
         "confined": confined_rows(parts, listed.__contains__) if parts else [],
     }
