@@ -90,10 +90,9 @@ def angle_to_clarabel(limit: Limit, problem: TokenProblem) -> tuple[float, float
     feasible and longer than the certified one by a share g, is off by at most `sqrt((1 + g)^2 - 1)`; the path's end
     by its own angle.
     """
-    constraints = attention_constraints(problem, limit.selected)
-    rows, (_, found) = constraints.rows(), by_clarabel(constraints)
-    p = limit.path.prompt
-    longer = max(float(np.linalg.norm(found) / (rows @ found).min() * limit.solution.margin), 1.0)
+    theirs = by_clarabel(attention_constraints(problem, limit.selected))
+    p, found = limit.path.prompt, theirs.vector
+    longer = max(theirs.high * limit.solution.margin, 1.0)
     off = float(np.linalg.norm(p / np.linalg.norm(p) - found / np.linalg.norm(found)))
     return off, float(np.sqrt(longer**2 - 1)) + limit.angle
 

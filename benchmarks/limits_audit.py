@@ -18,9 +18,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-import clarabel
 import numpy as np
-from scipy import sparse
+from tests.oracles.by_clarabel import least_norm
 
 from benchmarks.tools import print_table, run_main
 from tokenmargin.limits.by_method import SATURATED
@@ -126,25 +125,6 @@ def asked_rows(problem: TokenProblem, limit: LimitDirection) -> tuple[np.ndarray
     return np.array(rows), np.concatenate(level)
 
 
-def by_clarabel(rows: np.ndarray, level: np.ndarray, tolerance: float = 1e-12) -> np.ndarray:
-    """`min |p|` with every row at least 1 and those of `level` zero, by another solver, as sharply as it can."""
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tolerance
-    solver = clarabel.DefaultSolver(
-        sparse.eye(rows.shape[1], format="csc"),
-        np.zeros(rows.shape[1]),
-        sparse.csc_matrix(np.vstack([level, -rows])),
-        np.concatenate([np.zeros(len(level)), -np.ones(len(rows))]),
-        [clarabel.ZeroConeT(len(level)), clarabel.NonnegativeConeT(len(rows))],
-        settings,
-    )
-    answer = solver.solve()
-    if answer.status != clarabel.SolverStatus.Solved and tolerance < 1e-8:
-        return by_clarabel(rows, level, 10 * tolerance)
-    return np.array(answer.x)
-
-
 def audit(here: Case, tally: Tally, *, starts: int = 3) -> None:
     """One problem: its atlas against clarabel, and the flow from its starts against its atlas."""
     tally.problems += 1
@@ -162,7 +142,9 @@ def audit(here: Case, tally: Tally, *, starts: int = 3) -> None:
         tally.listed += 1
         tally.sets += bool((limit.chosen.sum(axis=1) > 1).any())
         tally.held += limit.kind == "stable" and bool((limit.gaps > 0).all())
-        theirs = by_clarabel(*asked_rows(here.plain, limit))
+        rows, level = asked_rows(here.plain, limit)
+        held = np.arange(len(rows) + len(level)) >= len(rows)
+        theirs = least_norm(np.vstack([rows, level]), np.where(held, 0.0, 1.0), held, tolerance=1e-12).vector
         ours = _coordinates(here, limit.solution.vector)
         tally.clarabel = max(tally.clarabel, float(angle(here.plain.keys, ours, theirs)))
     for j, start in enumerate(here.starts[:starts]):

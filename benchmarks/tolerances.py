@@ -1,14 +1,17 @@
 """What tests compare, against what they allow: `python -m benchmarks.tolerances tests/margin [--rows 20]`.
 
-Every `approx`, `assert_allclose` and `assert_close` is watched while the tests run: for every line, the largest error
-as a share of its tolerance. A share near 1 may be above 1 on another processor; one far below it, of a tolerance that
-is not small itself, would let a defect pass. Other kernels are asked for by the environment, as `.ci/portable` does.
+Every `approx`, `assert_allclose`, `assert_close` and every `<` or `<=` inside an `assert` whose right side is small is
+watched while the tests run: for every line, the largest error as a share of its tolerance. A share near 1 may be above
+1 on another processor; one far below it, of a tolerance that is not small itself, would let a defect pass. Other
+kernels are asked for by the environment, as `.ci/portable` does. What oracles compare counts for the test that asks.
 """
 
 from __future__ import annotations
 
+import ast
 import linecache
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -19,7 +22,10 @@ from cyclopts import Parameter
 from benchmarks.tools import run_main
 
 TESTS = str(Path(__file__).parents[1] / "tests")
+ORACLES = TESTS + "/oracles/"
 NEAR, FAR, WIDE = 0.1, 1e-4, 1e-9
+NOTED = "tolerance_is_noted"
+SMALL = 0.01  # the right side of a comparison that is taken for a tolerance
 
 
 class Seen(NamedTuple):
@@ -34,13 +40,14 @@ class Watch:
     def __init__(self) -> None:
         self.lines: dict[tuple[str, int], Seen] = {}
 
-    def note(self, found: Any, expected: Any, rel: float, off: float) -> None:
+    def note(self, found: Any, expected: Any, rel: float, off: Any) -> None:
         """Keep the largest error of this comparison, as a share of what is allowed, if it is its line's largest."""
-        one, other = np.broadcast_arrays(np.asarray(found, dtype=float), np.asarray(expected, dtype=float))
+        sides = (np.asarray(found, dtype=float), np.asarray(expected, dtype=float), np.asarray(off, dtype=float))
+        one, other, off = np.broadcast_arrays(*sides)
         known = np.isfinite(one) & np.isfinite(other)
         if not known.any():
             return
-        errors, allowed = np.abs(one[known] - other[known]), off + rel * np.abs(other[known])
+        errors, allowed = np.abs(one[known] - other[known]), off[known] + rel * np.abs(other[known])
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = np.where(errors == 0, 0.0, errors / allowed)
         k = int(shares.argmax())
@@ -56,7 +63,7 @@ class Watch:
         equal, allclose, close = kind.__eq__, np.testing.assert_allclose, torch.testing.assert_close
 
         def of_approx(self_: Any, found: object) -> bool:
-            if isinstance(found, int | float | np.number):
+            if isinstance(found, int | float | np.number) and np.isfinite(self_.expected):
                 self.note(found, self_.expected, 0.0, self_.tolerance)
             return bool(equal(self_, found))
 
@@ -71,16 +78,64 @@ class Watch:
         patch.setattr(kind, "__eq__", of_approx)
         patch.setattr(np.testing, "assert_allclose", of_numpy)
         patch.setattr(torch.testing, "assert_close", of_torch)
+        self._read_into(patch)
+
+    def _read_into(self, patch: pytest.MonkeyPatch) -> None:
+        """Let the comparisons inside the asserts of tests that are imported from now on go by here."""
+        import builtins
+
+        read = SourceFileLoader.get_code
+
+        def code(loader: SourceFileLoader, name: str) -> Any:
+            if not loader.path.startswith(TESTS):
+                return read(loader, name)
+            tree = ast.fix_missing_locations(Compared().visit(ast.parse(loader.get_data(loader.path))))
+            return compile(tree, loader.path, "exec", dont_inherit=True)
+
+        patch.setattr(builtins, NOTED, self.below, raising=False)
+        patch.setattr(SourceFileLoader, "get_code", code)
+
+    def below(self, found: Any, most: Any, strict: bool) -> Any:
+        """What `found < most` or `found <= most` says, noted where `most` can be a tolerance."""
+        if all(isinstance(one, int | float | np.number | np.ndarray) for one in (found, most)):
+            errors, allowed = (np.asarray(one, dtype=float) for one in (found, most))
+            if errors.size and allowed.size and (errors >= 0).all() and ((allowed > 0) & (allowed < SMALL)).all():
+                self.note(errors, 0.0, 0.0, allowed)
+        return found < most if strict else found <= most
+
+
+class Compared(ast.NodeTransformer):
+    """Writes `below(a, b, strict)` for every `a < b` and `a <= b` inside an assert."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Assert:
+        for inner in ast.walk(node.test):
+            for name, value in ast.iter_fields(inner):
+                if isinstance(value, list):
+                    value[:] = [self.seen(one) for one in value]
+                else:
+                    setattr(inner, name, self.seen(value))
+        node.test = self.seen(node.test)
+        return node
+
+    def seen(self, node: Any) -> Any:
+        if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], ast.Lt | ast.LtE):
+            return node
+        strict = ast.Constant(isinstance(node.ops[0], ast.Lt))
+        call = ast.Call(ast.Name(NOTED, ast.Load()), [node.left, node.comparators[0], strict], [])
+        return ast.copy_location(call, node)
 
 
 def _place() -> tuple[str, int] | None:
-    """The innermost line of a test that led here."""
-    frame = sys._getframe(1)
+    """The innermost line of a test that led here, or else of an oracle."""
+    frame, oracle = sys._getframe(1), None
     while frame is not None:
-        if frame.f_code.co_filename.startswith(TESTS):
-            return frame.f_code.co_filename, frame.f_lineno
+        file = frame.f_code.co_filename
+        if file.startswith(ORACLES):
+            oracle = oracle or (file, frame.f_lineno)
+        elif file.startswith(TESTS):
+            return file, frame.f_lineno
         frame = frame.f_back
-    return None
+    return oracle
 
 
 def table(lines: dict[tuple[str, int], Seen]) -> str:
@@ -98,7 +153,7 @@ def main(*tests: Annotated[str, Parameter(allow_leading_hyphen=True)], rows: int
     watch = Watch()
     with pytest.MonkeyPatch.context() as patch:
         watch.start(patch)
-        code = pytest.main(["-q", "-p", "no:cacheprovider", *tests])
+        code = pytest.main(["-q", "-p", "no:cacheprovider", "--assert=plain", *tests])
     near = {at: seen for at, seen in watch.lines.items() if seen.share > NEAR}
     far = {at: seen for at, seen in watch.lines.items() if seen.share < FAR and seen.allowed > WIDE}
     print(f"\n{len(watch.lines)} lines compare")

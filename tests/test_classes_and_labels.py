@@ -8,6 +8,7 @@ from tests.oracles.certified import SETTLED
 from tests.oracles.rounding import of_flow, of_logits, rounding
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve, evolve_many, flow
+from tokenmargin.dynamics.rest import STATIONARY
 from tokenmargin.limits import limit_of
 from tokenmargin.margin import atlas, limit_direction
 from tokenmargin.objective.attention import JointObjective, PromptObjective
@@ -211,7 +212,7 @@ def test_real_labels_within_reach_end_at_a_rest_point() -> None:
     assert limit.outcome == "bounded"
     objective = limit.path.objective
     assert limit.path.stop == "stationary"
-    assert objective.linearise(limit.point).balance[0] <= 1e-12  # what `stationary` promises
+    assert objective.linearise(limit.point).balance[0] <= STATIONARY
     # More unknowns than inputs, and every target within its predictions: all are met.
     assert objective.value(limit.point) < 1e-20
 

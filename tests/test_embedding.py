@@ -88,7 +88,7 @@ def test_small_terms_survive_at_fifty_digits():
     # "Ten digits": logits of 1e-30 beside 1 leave ten of the sixteen digits that the parts beside alpha / 2 have.
     np.testing.assert_allclose(gradient.rest, rest, rtol=1e-10, atol=1e-42)
     np.testing.assert_allclose(gradient.c, exact_c, rtol=1e-10, atol=1e-42)
-    assert 1e-33 < np.abs(gradient.rest).max() < 1e-29
+    assert 1e-33 < np.abs(gradient.rest).max() < 1e-29  # some inner products of size d^(-1/2) = 3e-30
 
 
 def test_wishart_and_gaussian_agree_in_distribution():
@@ -120,6 +120,7 @@ def test_wishart_in_any_dimension(d):
     assert (np.triu(factor, 1) == 0).all()
     normals = np.concatenate([along, factor[np.tril_indices(len(factor), -1)]]) * float(d) ** 0.5
     assert stats.kstest(normals, "norm").pvalue > 1e-3
+    # A chi variate of d - k degrees, over sqrt(d): four standard deviations, two roundings, and a mean off by k / 2d.
     assert np.abs(factor.diagonal() - 1).max() < 4 * (2 * float(d)) ** -0.5 + 4e-16 + 10 / float(d)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.oracles.rounding import rounding
 
+from tokenmargin.dynamics.rest import STATIONARY
 from tokenmargin.experiments.figures.single_location import SingleLocationCurves
 from tokenmargin.limits import limit_of
 from tokenmargin.objective.single_location import Overlaps, SingleLocation, overlaps
@@ -106,7 +107,7 @@ def test_the_manifold_is_kept_and_its_two_directions_are_found() -> None:
             missing.append(1 - np.abs(overlaps(k, v).kappa))
         k, v = law.descend(k, v, 0.4, 0.02)
     at = overlaps(k, v)
-    assert at.off_manifold.max() < 1e-12
+    assert at.off_manifold.max() < rounding(900 * 20 * 5)
     # No rate is stated; each third of the way must lead on, and most of it be done.
     assert (np.diff([*missing, 1 - np.abs(at.kappa)], axis=0) < 0).all()
     assert np.abs(at.kappa).min() > 0.9
@@ -128,7 +129,7 @@ def test_softmax_attention_on_a_sample_rests_where_the_noise_lets_it() -> None:
     problem = SingleLocation(d=2, L=4, gamma=0.7, noise=0.3).sample(20, rng=np.random.default_rng(2))
     limit = limit_of(problem)
     assert limit.outcome == "bounded"
-    assert limit.path.objective.linearise(limit.point).balance[0] <= 1e-12
+    assert limit.path.objective.linearise(limit.point).balance[0] <= STATIONARY
     assert limit.point[0] > 0.5  # it points to the token that decides
 
 

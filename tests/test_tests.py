@@ -67,11 +67,28 @@ def bare(text: str) -> Iterator[int]:
         node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assert | ast.Expr | ast.Assign)
     ):
         near = set(range(statement.lineno - 2, (statement.end_lineno or statement.lineno) + 1))
+        if near & said:
+            continue
         for node in ast.walk(statement):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in CLOSE and not near & said:
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in CLOSE:
                 given = [k.value for k in node.keywords if k.arg in ("rel", "abs", "rtol", "atol", None)]
-                if not given or any(isinstance(x, ast.Constant) and x.value for x in given):
+                if not given or any(_is_small(x) or (isinstance(x, ast.Constant) and x.value) for x in given):
                     yield node.lineno
+            elif isinstance(statement, ast.Assert) and isinstance(node, ast.Compare) and _is_below_a_number(node):
+                yield node.lineno
+
+
+def _is_below_a_number(node: ast.Compare) -> bool:
+    """Whether something is to be less than a small number, or what is asked is moved by one, such as `1 - 1e-9`."""
+    most = (x for op, x in zip(node.ops, node.comparators, strict=True) if isinstance(op, ast.Lt | ast.LtE))
+    sums = (x for x in ast.walk(node) if isinstance(x, ast.BinOp) and isinstance(x.op, ast.Add | ast.Sub))
+    return any(map(_is_small, most)) or any(_is_small(part) for x in sums for part in (x.left, x.right))
+
+
+def _is_small(node: ast.AST) -> bool:
+    """Whether a number of at most a hundredth is part of it."""
+    numbers = (x.value for x in ast.walk(node) if isinstance(x, ast.Constant))
+    return any(isinstance(x, float) and 0 < x <= 0.01 for x in numbers)
 
 
 def added(tree: ast.AST) -> Iterator[int]:
@@ -143,6 +160,12 @@ def test_these_rules_see_what_they_forbid():
     patched = ast.parse('monkeypatch.setattr("tokenmargin.norms._EPS", 1)')
     assert list(reached(patched)) == ["line 1: tokenmargin.norms._EPS"]
     assert list(bare("assert x == pytest.approx(1, rel=1e-9)\nassert x == pytest.approx(1)")) == [1, 2]
+    assert list(bare("assert off < 1e-9\nassert (x >= 1 - 1e-9 * y).all()\nassert x == approx(1, abs=1e-9 * y)")) == [
+        1,
+        2,
+        3,
+    ]
+    assert not list(bare("assert off < small\nassert x < 0.5 - y\nassert x > 1e-9"))
     assert not list(added(ast.parse("assert x == approx(1, abs=a)\nassert_allclose(x, y, rtol=r)")))
     wide = "approx(1, rel=r)\nassert_allclose(x, y, atol=a)\nnp.isclose(x, y, rtol=0)\ntorch.testing.assert_close(x, y)"
     assert list(added(ast.parse(wide))) == [1, 2, 3, 4]

@@ -114,6 +114,7 @@ def test_gradient_against_differences(repeats, loss, k, g, held):
     # Losses are counted in what the best constant decision loses: found here by a search over constants.
     f = np.zeros((12, start.values.shape[1]))
     best = minimize(lambda b: solver.LOSSES[loss](f + b, data.codes, data.weight / data.weight.sum())[0], f[0]).fun
+    # Over the least loss of a constant, which a search finds: it is flat there, by the square of a slope of 1e-5.
     assert objective(np.zeros(len(objective.flat(start))))[0] >= 1 - 1e-9
     # The search for the best constant ends at slopes of 1e-5.
     assert solver.LOSSES[loss](f, data.codes, data.weight / data.weight.sum())[0] == pytest.approx(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from tests.oracles.rounding import of_difference, rounding
+from tests.oracles.rounding import of_attention, of_difference, rounding
 
 from tokenmargin.dynamics import cone_path, flow, regularisation_path
 from tokenmargin.dynamics.paths.ball import prompt_landscape
@@ -48,9 +48,11 @@ def test_trust_region_agrees_with_scipy_on_a_small_sphere() -> None:
     assert ours.converged
     assert ours.outward > 0
     lowest = float(objective.value(regularisation_path(objective, [2.0], rng=np.random.default_rng(0)).points[0]))
-    assert lowest <= theirs + 1e-9
+    # Both searches end where the value is flat: what is left of either is rounding.
+    off = of_attention(objective.problem, ours.point)[0]
+    assert lowest <= theirs + off
     # A single start may end in another local minimum than the lowest; that it is one, `converged` says.
-    assert float(objective.value(ours.point)) >= lowest - 1e-12
+    assert float(objective.value(ours.point)) >= lowest - off
 
 
 @pytest.mark.parametrize("name", ["fig1b", "fig1c", "fig8", "random"])

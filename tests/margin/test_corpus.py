@@ -1,9 +1,8 @@
 """The corpus problem against the plain solver, its gap against the truth, and its constraints against loops."""
 
-import clarabel
 import numpy as np
 import pytest
-from scipy import sparse
+from tests.oracles.by_clarabel import least_norm
 from tests.oracles.certified import assert_same_vector, margins_apart
 from tests.oracles.rounding import rounding
 
@@ -62,16 +61,14 @@ def test_the_corpus_problem_is_the_selection_class_of_its_sequences(seed: int, r
     problem = as_problem(corpus, vectors)
     reference = class_margin(problem, selected_tokens(problem.keys, p, tolerance=0.0))
     assert solution.status == reference.status == "optimal"
-    assert solution.certificate.residual <= 1e-9  # what `corpus_margin` promises
+    # Asked for 1e-7; the active set at the end is solved to a tenth of TOLERANCE.
+    assert solution.certificate.residual <= TOLERANCE
     assert_same_vector(solution.vector, reference.vector, solution, reference)
     assert solution.margin == pytest.approx(reference.margin, rel=margins_apart(solution, reference), abs=0)
     assert pairs.margins(vectors @ solution.vector).min() >= 1 - 1e-12  # feasible, not nearly
     assert gaps[0] == np.inf
     assert gaps[-1] <= 1e-7  # as asked for; the active set then gives the rest
-    np.testing.assert_allclose(
-        solution.multipliers @ rows_of(solution, vectors),
-        solution.vector, rtol=0, atol=1e-9 * np.linalg.norm(solution.vector),
-    )  # fmt: skip
+    assert_built_of_its_rows(solution, rows_of(solution, vectors))
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 22])
@@ -129,7 +126,7 @@ def test_a_corpus_without_a_solution_is_refuted() -> None:
     assert solution.status == "infeasible"
     assert (solution.farkas >= 0).all()
     rows = vectors[solution.tokens[:, 0]] - vectors[solution.tokens[:, 1]]
-    assert np.linalg.norm(solution.farkas @ rows) <= 1e-12
+    assert np.abs(solution.farkas @ rows).max() <= of_rows(solution.farkas, rows)
 
 
 def test_nothing_to_separate() -> None:
@@ -161,19 +158,15 @@ def test_selections_are_checked() -> None:
         argmax_pairs(corpus, np.zeros(3))
 
 
-def clarabel_norm(rows: np.ndarray) -> float:
-    """|p| of the shortest p with `rows p >= 1`, or infinity, by another solver."""
-    k, d = rows.shape
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-10
-    solver = clarabel.DefaultSolver(
-        sparse.eye(d, format="csc"), np.zeros(d), sparse.csc_matrix(-rows), -np.ones(k),
-        [clarabel.NonnegativeConeT(k)], settings,
-    )  # fmt: skip
-    solution = solver.solve()
-    infeasible = solution.status == clarabel.SolverStatus.PrimalInfeasible
-    return np.inf if infeasible else float(np.linalg.norm(solution.x))
+def of_rows(weights: np.ndarray, rows: np.ndarray) -> float:
+    """Rounding of a combination of rows: differences of two vectors, whose weights were divided by their sum."""
+    return float(rounding(len(rows) + 4, (np.abs(weights) @ np.abs(rows)).max()))
+
+
+def assert_built_of_its_rows(solution: MarginSolution, rows: np.ndarray) -> None:
+    """The vector is the combination of its rows, as its certificate says."""
+    off = solution.certificate.dual * np.linalg.norm(solution.vector) + of_rows(solution.multipliers, rows)
+    np.testing.assert_allclose(solution.multipliers @ rows, solution.vector, rtol=0, atol=off)
 
 
 def check(solution: MarginSolution, vectors: np.ndarray, pairs: RowPairs) -> None:
@@ -184,15 +177,18 @@ def check(solution: MarginSolution, vectors: np.ndarray, pairs: RowPairs) -> Non
         assert solution.farkas is not None
         assert (solution.farkas[:inequalities] >= 0).all()
         assert solution.farkas[:inequalities].sum() == pytest.approx(1, rel=rounding(len(rows)), abs=0)
-        assert np.linalg.norm(solution.farkas @ rows) <= 1e-9 * np.linalg.norm(rows, axis=1).max()
+        # Proven exactly for the weights before they were divided by their sum, and ties are added by least squares.
+        assert np.abs(solution.farkas @ rows).max() <= of_rows(solution.farkas, rows)
         return
     assert solution.status == "optimal"
     norm = np.linalg.norm(solution.vector)
-    assert pairs.margins(vectors @ solution.vector).min() >= 1 - 1e-9
+    of_margins = rounding(vectors.shape[1] + 4, 2 * float(np.linalg.norm(vectors, axis=1).max() * norm))
+    assert pairs.margins(vectors @ solution.vector).min() >= 1 - of_margins
     assert (solution.multipliers[:inequalities] >= 0).all()
-    np.testing.assert_allclose(solution.multipliers @ rows, solution.vector, rtol=0, atol=1e-9 * norm)
-    # The gap of the certificate, that of |p|, and the two roundings of p against its multipliers allowed above.
-    assert solution.multipliers[:inequalities].sum() == pytest.approx(norm**2, rel=4e-9, abs=0)
+    assert_built_of_its_rows(solution, rows)
+    # The certificate's bound on |p| is this sum over the length of the combination, which is |p| nearly.
+    off = solution.certificate.gap + solution.certificate.dual + of_rows(solution.multipliers, rows) / norm
+    assert solution.multipliers[:inequalities].sum() == pytest.approx(norm**2, rel=off, abs=0)
 
 
 FAMILIES = ("plain", "one_hot", "duplicates", "flat", "few", "offset")
@@ -228,16 +224,16 @@ def test_both_routes_agree_with_another_solver_on_any_selection(name: str, seed:
     answers = [corpus_margin(vectors, pairs, route=route) for route in ("cuts", "interior")]
     numbers = np.arange(len(pairs))
     rows = Ties(vectors, pairs.ties).projected
-    reference = clarabel_norm(rows[pairs.plus(numbers)] - rows[pairs.rivals])
+    theirs = least_norm(rows[pairs.plus(numbers)] - rows[pairs.rivals], tolerance=1e-10)
     for answer in answers:
-        if name == "flat" and np.isinf(reference):  # on a plane up to rounding: no margin over rounding, and no proof
+        if name == "flat" and theirs.infeasible:  # on a plane up to rounding: no margin over rounding, and no proof
             assert answer.status == "inaccurate"
             assert answer.certificate.farkas <= TOLERANCE
             continue
         check(answer, vectors, pairs)
-        assert (answer.status == "infeasible") == np.isinf(reference)
-        # What clarabel was asked for, 1e-8, in units of its own scaling, which may cost a hundredfold.
-        assert np.isinf(reference) or 1 / answer.margin == pytest.approx(reference, rel=1e-6, abs=0)
+        assert (answer.status == "infeasible") == theirs.infeasible
+        if not theirs.infeasible:
+            theirs.assert_agrees(answer, answer.vector)
 
 
 def test_a_cycle_of_selections_is_refuted_exactly() -> None:

@@ -57,7 +57,8 @@ def test_cone_constants_follow_the_formulas() -> None:
     keys = np.array([[-0.1, 1.0], [1.0, 0.0], [0.0, 0.0]])
     delta = 0.5 * (keys[2] - keys[1]) @ p[:2]
     reach = np.linalg.norm(keys[0]) * norm
-    of_formulas = {"rel": rounding(20), "abs": 0}  # products, roots and a logarithm of numbers of order one
+    # Products, roots and a logarithm; delta is what is left of logits up to `reach`.
+    of_formulas = {"rel": rounding(20, reach / delta), "abs": 0}
     assert constants.theta == pytest.approx(1 / norm, **of_formulas)
     assert constants.delta == pytest.approx(delta, **of_formulas)
     assert constants.reach == pytest.approx(reach, **of_formulas)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tests.oracles.rounding import rounding
 
+from tokenmargin.margin import TOLERANCE
 from tokenmargin.margin.corpus import polish
 from tokenmargin.margin.corpus.pairs import Differences, Proposal
 from tokenmargin.margin.corpus.polish import polish_farkas, polish_solution
@@ -57,7 +58,7 @@ def test_the_gap_bounds_the_distance_to_the_optimum() -> None:
         gap = rows.gap(multipliers, q)
         assert np.isinf(gap) == (least <= 0)
         if least > 0:
-            assert gap >= np.linalg.norm(q) / least / norm - 1 - 1e-9
+            assert gap >= np.linalg.norm(q) / least / norm - 1 - 1e-9  # the least norm is known to the gap asked for
     assert rows.gap(best.multipliers, -best.vector) == np.inf
 
 
@@ -67,7 +68,8 @@ def test_the_active_set_gives_the_last_digits_and_a_wrong_one_does_no_harm(seed:
     rows = ordered_rows(rng)
     best = interior_point(rows, gap=1e-9)
     assert best.vector is not None
-    assert rows.gap(best.multipliers, best.vector) < 1e-12
+    # The active set is solved until no row is off by more.
+    assert rows.gap(best.multipliers, best.vector) <= TOLERANCE / 10
     norm = np.linalg.norm(best.vector)
     rough = Proposal(
         best.multipliers * rng.uniform(0.99, 1.01, len(rows)), best.vector + 1e-3 * rng.standard_normal(6) * norm
@@ -75,8 +77,11 @@ def test_the_active_set_gives_the_last_digits_and_a_wrong_one_does_no_harm(seed:
     active = best.multipliers > 0
     found = polish_solution(rows, rough, active)
     assert found.vector is not None
-    np.testing.assert_allclose(found.vector, best.vector, rtol=0, atol=1e-9 * norm)
-    np.testing.assert_allclose(rows.adjoint(found.multipliers), best.vector, rtol=0, atol=1e-9 * norm)
+    # Both solve the active rows to a tenth of TOLERANCE, and are combinations of them.
+    held = rows.dense(np.flatnonzero(active))
+    off = TOLERANCE / 5 * len(held) ** 0.5 / np.linalg.svd(held, compute_uv=False)[min(held.shape) - 1]
+    np.testing.assert_allclose(found.vector, best.vector, rtol=0, atol=off)
+    np.testing.assert_allclose(rows.adjoint(found.multipliers), best.vector, rtol=0, atol=off)
     for j in range(0, len(rows), 61):  # a wrong set is put right, or the guess stays
         active[j] ^= True
         assert rows.gap(*polish_solution(rows, rough, active)) <= rows.gap(*rough)

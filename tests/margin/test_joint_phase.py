@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 from tests.oracles.certified import apart, assert_same_vector, margins_apart
+from tests.oracles.rounding import rounding
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve, ridge_path
 from tokenmargin.experiments.figures.joint_phase import random_joint_problem
@@ -95,7 +96,9 @@ def test_one_direction_for_all_ratios_is_not_sharp() -> None:
     phases = joint_phases(_on_the_axis(), ALL)
     assert phases.critical > 0
     assert not phases.jumps_below
-    assert float(angle(_on_the_axis().keys, phases.prompt.vector, phases.relaxed.vector)) < 1e-9
+    assert float(angle(_on_the_axis().keys, phases.prompt.vector, phases.relaxed.vector)) <= rounding(
+        50
+    )  # halves, in the plane
 
 
 def _on_the_axis() -> TokenProblem:

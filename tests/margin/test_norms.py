@@ -18,11 +18,11 @@ from scipy import sparse
 from scipy.optimize import linprog
 from tests.oracles.by_clarabel import semidefinite_value
 from tests.oracles.edge_families import by_a_hair
-from tests.oracles.rounding import rounding
+from tests.oracles.rounding import of_logits, rounding
 
 import tokenmargin as tm
 from tokenmargin.cli import main
-from tokenmargin.margin import GAP, MATRIX_GAP, Constraints, relaxed_max_margin, solve_in_norm
+from tokenmargin.margin import GAP, MATRIX_GAP, TOLERANCE, Constraints, relaxed_max_margin, solve_in_norm
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.norms import L1, LINF, CustomNorm, LpNorm
 from tokenmargin.problem.geometry import Coordinates
@@ -263,8 +263,9 @@ def test_matrix_problems(name):
     tied = tm.class_margin(wide, np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]], dtype=bool), norm=name)
     assert tied.is_optimal
     logits = wide.keys.logits(tied.vector)
-    assert abs(logits[0, 0] - logits[0, 1]) < 1e-9
-    assert (logits[0, 0] - logits[0, 2:]).min() >= 1 - 1e-12
+    off = TOLERANCE + of_logits(wide, tied.vector)
+    assert abs(logits[0, 0] - logits[0, 1]) <= off
+    assert (logits[0, 0] - logits[0, 2:]).min() >= 1 - off
 
 
 def test_one_constraint_has_a_closed_form():
@@ -292,11 +293,14 @@ def test_faces_against_linear_programs(norm):
         assert ("face of them" in found.explanation) == (found.freedom > 0)
         several += found.freedom > 0
         inside = rng.dirichlet(np.ones(len(points))) @ points
-        assert found.angle_to(inside) < 1e-6  # the linear programs are solved to 1e-9 or so, on vectors of length 1
+        assert found.angle_to(inside) < BY_LINEAR
         v = rng.normal(size=4)
         cosines = points @ v / np.linalg.norm(points, axis=1) / np.linalg.norm(v)
-        assert found.angle_to(v) <= np.arccos(np.clip(cosines.max(), -1, 1)) + 1e-6
+        assert found.angle_to(v) <= np.arccos(np.clip(cosines.max(), -1, 1)) + BY_LINEAR
     assert several >= 2
+
+
+BY_LINEAR = 1e-6  # HiGHS keeps constraints to 1e-7; a vertex, of length about 1, is held by a handful of them
 
 
 def some_solution(norm: LpNorm, rows: np.ndarray, least: float, rng: np.random.Generator) -> np.ndarray:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import clarabel
 import numpy as np
 from scipy import sparse
+from tests.oracles.certified import apart, margins_apart
+from tests.oracles.rounding import rounding
 
 from tokenmargin.margin import MarginSolution
 from tokenmargin.margin.constraints import Constraints, choice_constraints
@@ -21,6 +24,8 @@ from tokenmargin.problem.token_problem import TokenProblem
 LARGEST = 1e-9
 """No residual of a claim may be larger: ten times the tolerance, for the rounding of this check itself."""
 LARGEST_IN_GRAM = 1e-6
+SHARP = 1e-6
+"""Largest share by which clarabel's own bounds may differ, for its answer to be a witness."""
 
 
 @dataclass
@@ -36,25 +41,88 @@ class Tally:
     difference: float = 0.0
 
 
-def by_clarabel(constraints: Constraints) -> tuple[str, np.ndarray]:
-    """Status and minimiser (in the coordinates of `constraints.rows()`) according to clarabel."""
-    rows, bound = constraints.rows(), constraints.bound
+class LeastNorm(NamedTuple):
+    """What clarabel says of `min |p|`, and what its own vector and multipliers prove of the least norm.
+
+    The vector, made feasible, is no shorter than the shortest one: `high`. Any p that keeps the constraints has
+    `multipliers @ bound <= <multipliers @ rows, p>`, so none is shorter than `low`. Both have their rounding against
+    them. Where nothing is proven they are infinite and zero; where clarabel says infeasible, both infinite.
+    """
+
+    status: str
+    vector: np.ndarray
+    low: float
+    high: float
+
+    @property
+    def infeasible(self) -> bool:
+        return self.status.endswith("PrimalInfeasible")
+
+    def assert_agrees(self, solution: MarginSolution, vector: np.ndarray | None = None) -> None:
+        """The certified length, and the vector in the coordinates of the rows, lie where clarabel's proofs leave them.
+
+        For every feasible q and the shortest p, `|q - p|^2 <= |q|^2 - |p|^2`.
+        """
+        assert self.high - self.low <= SHARP * self.high
+        room = margins_apart(solution)
+        assert self.low * (1 - room) <= 1 / solution.margin <= self.high * (1 + room)
+        if vector is not None:
+            off = np.sqrt((self.high - self.low) * (self.high + self.low)) + apart(solution) * self.high
+            assert np.linalg.norm(self.vector - vector) <= off
+
+
+def least_norm(
+    rows: np.ndarray, bound: np.ndarray | float = 1.0, equality: np.ndarray | None = None, *, tolerance: float = 1e-8
+) -> LeastNorm:
+    """`min |p|` with `rows p >= bound`, equal where `equality` says so, by an interior-point solver."""
+    k, d = rows.shape
+    bound = np.broadcast_to(bound, k).astype(float)
+    equality = np.zeros(k, bool) if equality is None else equality
+    order = np.argsort(~equality, kind="stable")
     lengths = np.linalg.norm(rows, axis=1)
     lengths[lengths == 0] = 1.0
     scaled = bound / lengths
     scale = scaled.max(initial=0.0) or 1.0
-    equality = np.zeros(len(rows), bool) if constraints.equality is None else constraints.equality
-    order = np.argsort(~equality, kind="stable")
-    matrix = sparse.csc_matrix(-(rows / lengths[:, None])[order])
-    cones = [clarabel.ZeroConeT(int(equality.sum())), clarabel.NonnegativeConeT(int((~equality).sum()))]
-    cones = [cone for cone, size in zip(cones, (equality.sum(), (~equality).sum()), strict=True) if size]
+    held = int(equality.sum())
+    cones = [kind(size) for kind, size in ((clarabel.ZeroConeT, held), (clarabel.NonnegativeConeT, k - held)) if size]
     settings = clarabel.DefaultSettings()
     settings.verbose = False
-    d = rows.shape[1]
-    solution = clarabel.DefaultSolver(
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tolerance
+    matrix = sparse.csc_matrix(-(rows / lengths[:, None])[order])
+    found = clarabel.DefaultSolver(
         sparse.identity(d, format="csc"), np.zeros(d), matrix, -(scaled / scale)[order], cones, settings
     ).solve()
-    return str(solution.status), np.array(solution.x) * scale
+    status, vector, multipliers = str(found.status), np.array(found.x) * scale, np.empty(k)
+    if status.endswith("PrimalInfeasible"):
+        return LeastNorm(status, vector, np.inf, np.inf)
+    if status != "Solved" and tolerance < 1e-8:
+        return least_norm(rows, bound, equality, tolerance=10 * tolerance)
+    multipliers[order] = np.array(found.z)
+    multipliers = np.where(equality, multipliers, np.maximum(multipliers, 0.0)) / lengths * scale
+    if (bound[equality] != 0).any() or not (bound[~equality] > 0).all():  # such bounds are not looked at here
+        return LeastNorm(status, vector, 0.0, np.inf)
+    return LeastNorm(status, *_proven(rows, bound, equality, vector, multipliers))
+
+
+def _proven(
+    rows: np.ndarray, bound: np.ndarray, equality: np.ndarray, vector: np.ndarray, multipliers: np.ndarray
+) -> tuple[np.ndarray, float, float]:
+    """The vector made feasible, and bounds on the least norm, of inequalities with positive bounds and of ties."""
+    k, d = rows.shape
+    lengths = np.linalg.norm(rows, axis=1)
+    built = float(np.linalg.norm(multipliers @ rows)) + rounding(k + d, float(np.abs(multipliers) @ lengths))
+    low = float(multipliers @ bound) / built * (1 - rounding(k + d)) if built > 0 else 0.0
+    if equality.any():
+        vector = vector - np.linalg.lstsq(rows[equality], rows[equality] @ vector, rcond=None)[0]
+    norm = float(np.linalg.norm(vector))
+    kept = (rows @ vector - rounding(2 * d, norm) * lengths)[~equality] / bound[~equality]
+    least = float(kept.min(initial=np.inf))
+    return (vector / least, low, norm / least * (1 + rounding(d))) if least > 0 else (vector, low, np.inf)
+
+
+def by_clarabel(constraints: Constraints, *, tolerance: float = 1e-8) -> LeastNorm:
+    """The same for constraints of any kind; the vector is in the coordinates of `constraints.rows()`."""
+    return least_norm(constraints.rows(), constraints.bound, constraints.equality, tolerance=tolerance)
 
 
 def semidefinite_value(name: str, matrices: np.ndarray) -> float | None:
@@ -138,7 +206,7 @@ def compare(constraints: Constraints, solution: MarginSolution, tally: Tally, *,
     tally.over += residual > allowed
     if not peer or not len(constraints) or not constraints.bound.any():
         return
-    status, vector = by_clarabel(constraints)
+    status, vector, *_ = by_clarabel(constraints)
     said = {"Solved": "optimal", "PrimalInfeasible": "infeasible"}.get(status)
     if said is None:
         tally.oracle_silent += 1
@@ -168,7 +236,7 @@ def compare_choice(
         return
     lengths = []
     for chosen in itertools.product(*(np.flatnonzero(row).tolist() for row in sets)):
-        status, vector = by_clarabel(choice_constraints(problem, sets, dict(enumerate(chosen))))
+        status, vector, *_ = by_clarabel(choice_constraints(problem, sets, dict(enumerate(chosen))))
         tally.oracle_silent += status not in ("Solved", "PrimalInfeasible")
         if status == "Solved":
             lengths.append(float(np.linalg.norm(vector)))

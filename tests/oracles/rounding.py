@@ -78,6 +78,14 @@ def of_path(objective: Any, method: Any, steps: int, start: Any = None, seen: An
     return 10 * most / NOISE * rounding(problem.n * problem.T + problem.keys.dimension)
 
 
+def of_training(still: Any, noisy: Any, steps: int, operations: float) -> float:
+    """As `of_path` for a training of so many steps, by its ends: after its start, and after one with noise of NOISE.
+
+    Each step rounds a gradient's terms by `operations` of EPS at most, as noise of that size in the parameters would.
+    """
+    return 10 * float(abs(noisy - still).max()) / NOISE * steps * rounding(operations)
+
+
 def of_joint(problem: TokenProblem, theta: np.ndarray, loss: Any = None) -> tuple[float, float]:
     """As `of_attention` where the head is trained too: its gradient is a sum of slope, weight and value."""
     head, p = np.split(np.atleast_2d(theta), [problem.values.dimension], axis=1)

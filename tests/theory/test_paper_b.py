@@ -267,8 +267,9 @@ def test_ridge_solution_by_a_grid(problem):
     risk = np.logaddexp(0, -problem.labels * np.einsum("knd,jd->kjn", features, circle)).sum(axis=2)
     at_p, at_v = np.unravel_index(np.argmin(risk), risk.shape)
     v, p = ridge_solution(ProblemInstance(problem, selected=(1, 1, 1)), (norm, norm))
-    assert float(angle(problem.keys, p, circle[at_p])) < 0.01
-    assert float(angle(problem.values, v, circle[at_v])) < 0.01
+    # A step of the grid: its lowest point is one of those around the minimum.
+    assert float(angle(problem.keys, p, circle[at_p])) < turns[1]
+    assert float(angle(problem.values, v, circle[at_v])) < turns[1]
 
 
 def test_theorem_6_in_proportion_by_the_exact_trade_off():
@@ -282,7 +283,7 @@ def test_theorem_6_in_proportion_by_the_exact_trade_off():
     a, b = np.cos(turns), np.sin(turns)
     limit = turns[np.argmax(np.minimum(np.minimum(a + b, a - b), 0.5 * a + 1.1 * b + 0.1))]
     reached = [math.atan2(p[1], p[0]) for p in (ridge_solution(x, (r, r))[1] for r in (11.0, 22.0))]
-    assert abs(limit - reached[1]) < 0.6 * abs(limit - reached[0]) < 0.01
+    assert abs(limit - reached[1]) < 0.6 * abs(limit - reached[0]) < 0.01  # O(1 / R)
     assert relaxed_max_margin(x.problem, x.alpha).vector == pytest.approx(
         [1, 0], abs=apart(relaxed_max_margin(x.problem, x.alpha))
     )
@@ -415,7 +416,7 @@ def test_assumption_c_between_its_certificate_and_points():
         (1 - math.sqrt(2) * s * t / math.hypot(s, t)) / (1 - min(s, t))
         for s, t, _ in attention_weights(x.problem.keys, points)[:, :, 1]
     )
-    assert 0.29 < found.at_least <= 0.5 <= tried + 1e-9
+    assert 0.29 < found.at_least <= 0.5 <= tried + rounding(20)
     # over all inputs no nu serves: the third, no support vector, may lose attention more slowly than the others
     everywhere = assumption_c(x.problem, x.alpha, points)
     assert everywhere.at_most == 0
@@ -456,10 +457,10 @@ def test_no_theorem_is_refuted_by_a_threshold():
     assert claim("B.theorem7").on(ProblemInstance(drawn, seed=18)).verdict == "holds"
     x = claim("B.theorem4").example()
     lmm = max_margin(x.problem, [1]).vector
-    for turn in (0.02, 0.003, 1e-5, 1e-9):  # nearer and nearer to an LMM direction; at 1e-9 they are one
+    # Nearer and nearer to an LMM direction; at 1e-9 they are one.
+    for turn, expected in ((0.02, "holds"), (0.003, "holds"), (1e-5, "holds"), (1e-9, "vacuous")):
         q = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]]) @ lmm
-        verdict = claim("B.theorem4").on(ProblemInstance(x.problem, q=q)).verdict
-        assert verdict == ("vacuous" if turn < 1e-7 else "holds")
+        assert claim("B.theorem4").on(ProblemInstance(x.problem, q=q)).verdict == expected
 
 
 def test_cones_have_the_width_they_say():
@@ -470,4 +471,3 @@ def test_cones_have_the_width_they_say():
     # Six coordinates, made orthogonal and of length one.
     assert np.linalg.norm(units, axis=1) == pytest.approx(1, rel=rounding(20), abs=0)
     assert cosines.min() == pytest.approx(0.8, rel=rounding(50), abs=0)
-    assert (cosines >= 0.8 - 1e-12).all()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 from scipy.special import expit
+from tests.oracles.rounding import rounding
 
 from tokenmargin.dynamics import regularisation_path
 from tokenmargin.margin.graph_margin import active_subspace, cyclic_subspace, node_vectors, svm_subspace
@@ -54,14 +55,28 @@ def test_subspaces_by_all_pairs(seed):
             if k == m and a != b and (k, x, y) in found and (k, y, x) in found]  # fmt: skip
     edges = [(nodes.index((row[-1], y)), nodes.index((row[-1], x)))
              for row, y in zip(sequences, labels, strict=True) for x in row]  # fmt: skip
+    off = 0.0
     for pairs, basis in ((tied, cyclic_subspace(problem)), (edges, active_subspace(problem))):
         rows = np.array([vectors[a] - vectors[b] for a, b in pairs] + [0 * vectors[0]])
-        assert np.linalg.matrix_rank(rows, tol=1e-9) == len(basis)
-        assert np.abs(rows - rows @ basis.T @ basis).max() < 1e-9
+        assert np.linalg.matrix_rank(rows, tol=1e-9) == len(basis)  # of rows drawn at random: none is nearly dependent
+        off += of_span(rows)
+        assert np.abs(rows - rows @ basis.T @ basis).max() <= of_span(rows) * np.abs(rows).max()
     svm, fin, active = svm_subspace(problem), cyclic_subspace(problem), active_subspace(problem)
     assert len(svm) + len(fin) == len(active)
-    assert np.abs(svm @ fin.T).max(initial=0) < 1e-9
-    assert np.abs(svm - svm @ active.T @ active).max(initial=0) < 1e-9
+    assert np.abs(svm @ fin.T).max(initial=0) <= off
+    assert np.abs(svm - svm @ active.T @ active).max(initial=0) <= off
+
+
+def of_span(rows):
+    """Rounding of an orthonormal basis by decomposition, of lines that have length one as well as of these."""
+    rows = rows[np.abs(rows).max(axis=1) > 0]
+    if not len(rows):
+        return 0.0
+    lines = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    sizes = np.concatenate(
+        [one[0] / one[one > 1e-9] for one in (np.linalg.svd(x, compute_uv=False) for x in (rows, lines))]
+    )
+    return float(rounding(rows.size, sizes.max()))
 
 
 def flat_excess(w):
@@ -86,7 +101,7 @@ def test_a_loss_that_is_flat_at_an_output_turns_the_path_elsewhere():
         best = min(runs, key=lambda run: run.fun).x
         best /= np.linalg.norm(best)
         cosines.append((best @ [-1, 0, 1] / np.sqrt(2), best @ [-2, 1, 1] / np.sqrt(6)))
-    assert cosines[-1][0] > 1 - 1e-4
+    assert cosines[-1][0] > 1 - 1e-4  # an angle of 0.014 is left at a radius of 300
     assert cosines[0][0] < cosines[-1][0]
     assert cosines[-1][1] < np.sqrt(3) / 2 + 0.02  # the cosine of the two directions is sqrt(3) / 2
     (shown,) = [report for report in claim("D.theorem4").own() if report.kind == "refutation"]
@@ -103,9 +118,11 @@ def test_descent_on_one_cycle_converges():
     W = x.start
     for _ in range(3000):
         W = W - 1 / x.smoothness() * x.objective.gradient(W)
-    assert np.linalg.norm(x.objective.gradient(W)) < 1e-12
+    assert np.linalg.norm(x.objective.gradient(W)) <= rounding(100)  # sums of a few terms of size one
     assert np.linalg.norm(W) < 3
-    assert np.linalg.norm(W - x.limit.finite.point - x.across_cyclic(x.start)) < 1e-9
+    # Rounding leaves either so far from the minimum: it is proven of one; W is shorter than 3.
+    off = 2 * x.limit.finite.distance + rounding(10, 3)
+    assert np.linalg.norm(W - x.limit.finite.point - x.across_cyclic(x.start)) <= off
 
 
 @pytest.mark.parametrize("length", [50.0, 100.0, 200.0])
@@ -130,7 +147,9 @@ def test_the_lipschitz_constant_is_a_bound_on_hessians():
             direction = x.rng.standard_normal(W.shape)
             direction /= np.linalg.norm(direction)
             bend = np.linalg.norm(x.objective.gradient(W + 1e-4 * direction) - x.objective.gradient(W)) / 1e-4
-            assert bend <= longest**4 * (1 + 1e-6) <= x.smoothness()
+            # No mean of the Hessian exceeds its bound; the gradients, of some tens of terms, are rounded.
+            assert bend <= longest**4 + rounding(100, longest**2) / 1e-4
+        assert longest**4 <= x.smoothness()
 
 
 def test_paths_of_log_loss_do_not_raise():

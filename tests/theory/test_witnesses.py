@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import linprog
 from tests.oracles.rounding import rounding
 
-from tokenmargin.margin import class_margin, max_margin
+from tokenmargin.margin import TOLERANCE, class_margin, max_margin
 from tokenmargin.problem.instances import figure1a
 from tokenmargin.selection import cone_constants
 from tokenmargin.theory import EmbeddingInstance, ProblemInstance, claim
@@ -81,7 +81,7 @@ def test_the_closed_form_is_longer_than_a_feasible_vector():
     # Least squares of full rank, with the rounding of their condition number, at most 1e7 here.
     np.testing.assert_allclose(M @ vector, 1, rtol=0, atol=1e-8)
     shorter = class_margin(problem, chosen).vector
-    assert (M @ shorter).min() > 1 - 1e-8
+    assert (M @ shorter).min() >= 1 - TOLERANCE
     assert np.linalg.norm(vector) > 5 * np.linalg.norm(shorter)
     apart = np.linalg.norm(vector - shorter) / np.linalg.norm(shorter)
     # The same condition number.

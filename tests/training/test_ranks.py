@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.cluster_tools import together
+from tests.oracles.rounding import NOISE, of_training
 from tests.training.conftest import make_ragged
 
 from tokenmargin.training.batches import epoch_order
@@ -60,6 +61,24 @@ def largest(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
     return max(float(abs(ours[name] - theirs[name]).max()) for name in theirs)
 
 
+def of_order() -> float:
+    """What another order of sums over 20 tokens and 11 dimensions can do to parameters, scores and losses."""
+    more = 1 + NOISE
+    ends = [
+        train(make_ragged(), config, chunk=3)
+        for config in (CONFIG, replace(CONFIG, embedding_scale=more, prompt_scale=more, head_scale=more))
+    ]
+    seen = [
+        np.concatenate([
+            *(tensor.numpy().ravel() for tensor in end.model.state.tensors().values()),
+            end.model.scores().numpy().ravel(),
+            [row["loss"] for row in end.metrics],
+        ])
+        for end in ends
+    ]  # fmt: skip
+    return of_training(*seen, STEPS, 20 + CONFIG.dimension)
+
+
 def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Columns of all ranks, side by side."""
     return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
@@ -71,8 +90,8 @@ def same_bits(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_equal_one_process(size, tmp_path):
-    """Sums over 20 tokens in another order differ by some 1e-16; AdamW's quotients amplify it below 1e-10."""
-    alone = outcome(ByTexts())
+    """Sums are taken in another order; AdamW's quotients answer to rounding as to noise in the start."""
+    alone, off = outcome(ByTexts()), of_order()
     assert alone["moved"] == {}
     found = together(size, train_every_way, tmp_path)
     whole = {
@@ -80,13 +99,12 @@ def test_ranks_equal_one_process(size, tmp_path):
         "dimension": joined([part["dimension"]["tensors"] for part in found]),
     }
     for name in SPLITS:
-        assert largest(whole[name], alone["tensors"]) < 1e-10
+        assert largest(whole[name], alone["tensors"]) <= off
         for rank in found:
-            assert abs(rank[name]["scores"] - alone["scores"]).max() < 1e-10
+            assert abs(rank[name]["scores"] - alone["scores"]).max() <= off
             assert rank[name]["scores"].tobytes() == found[0][name]["scores"].tobytes()
             losses = [row["loss"] for row in rank[name]["metrics"]]
-            # As said; losses are averages.
-            assert losses == pytest.approx([row["loss"] for row in alone["metrics"]], rel=1e-12, abs=0)
+            assert losses == pytest.approx([row["loss"] for row in alone["metrics"]], abs=off)
             assert rank[name]["metrics"] == found[0][name]["metrics"]
             for other in (f"{name} again", f"{name} resumed"):
                 assert same_bits(rank[other]["tensors"], rank[name]["tensors"])
@@ -145,9 +163,8 @@ def test_one_process_goes_on_with_what_ranks_have_begun(tmp_path):
     run = train(make_ragged(), CONFIG, folder=tmp_path)
     alone = outcome(ByTexts())
     assert run.model.state.step == STEPS
-    assert (
-        largest({name: tensor.numpy() for name, tensor in run.model.state.tensors().items()}, alone["tensors"]) < 1e-10
-    )
+    tensors = {name: tensor.numpy() for name, tensor in run.model.state.tensors().items()}
+    assert largest(tensors, alone["tensors"]) <= of_order()
 
 
 def partly(ranks: Ranks, folder: Path) -> None:

@@ -28,9 +28,10 @@ def test_measures_lie_between_one_token_and_uniform(logits: np.ndarray) -> None:
     """Renyi's entropies are ordered: log of the soft sparsity is at most Shannon's entropy, at most log T."""
     s, tokens = softmax(logits), logits.shape[1]
     sparsity, entropy = soft_sparsity(s), attention_entropy(s)
-    assert (sparsity >= 1 - 1e-12).all()
-    assert (np.log(sparsity) <= entropy + 1e-9).all()
-    assert (entropy <= np.log(tokens) + 1e-12).all()
+    off = rounding(8 * tokens)  # weights add up to one but for rounding, and so do sums over them
+    assert (sparsity >= 1 - off).all()
+    assert (np.log(sparsity) <= entropy + off).all()
+    assert (entropy <= np.log(tokens) + off).all()
     assert (top_mass(s, 1) == s.max(axis=-1)).all()
     np.testing.assert_allclose(top_mass(s, tokens), 1.0, rtol=rounding(2 * tokens))
     np.testing.assert_allclose(soft_sparsity(7 * s), sparsity, rtol=rounding(4 * tokens))
