@@ -120,7 +120,7 @@ def _nuclear_proposals(
     if not run_rounds(*posed, state, _ROUNDS, _ROUGH):
         return  # nothing is feasible, or nothing was found
     yield from _try_method(_newton_at_rank, core, bound, tied, 2 * state.X[:a, a:], state.m)
-    best = _BestIterate(core, bound, tied, 1, _ENOUGH)
+    best = _BestIterate(core, bound, tied, 1.0, _ENOUGH)
     for _ in range(_ROUNDS):
         if not best.goes_on(2 * state.X[:a, a:], state.m.copy()):
             break
