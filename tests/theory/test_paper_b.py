@@ -318,7 +318,7 @@ def test_selection_is_proven_only_where_alpha_has_the_largest_label_margin():
     assert Joint(x).label_leads[2] == pytest.approx(-0.1, abs=1e-6)  # certified to a millionth
     assert claim("B.theorem6").on(x).verdict == "undecided"
     plain = Joint(selecting_second(figure3b(), "fig3b", 0.5))
-    assert plain.label_leads == pytest.approx([1.0, 1.0, 1.5], abs=1e-6)
+    assert plain.label_leads == pytest.approx([1.0, 1.0, 1.5], abs=1e-6)  # as above
 
 
 def test_the_quadrant_by_a_scan():
