@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.tools import header, line, run_main
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory import EmbeddingInstance
-from tokenmargin.theory.paper_a.conditions import one_minus_cosine, theorem5_conditions
-from tokenmargin.theory.paper_a.flow import MISALIGNED
+from tokenmargin.theory.paper_a.conditions import theorem5_conditions
+from tokenmargin.theory.paper_a.flow import MISALIGNED, one_minus_cosine
 
 __all__ = ["Replication", "replicate", "structure"]
 

@@ -15,13 +15,12 @@ from tokenmargin.objective.forward import (
     Linearisation,
     PivotedAttention,
     attend,
-    exp_shifted,
     from_pivot,
     head_block,
+    head_descent,
     join_blocks,
     prompt_block,
     prompt_descent,
-    unit_descent,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, LogLoss, LogSigned, SquareLoss, signed_excess
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
@@ -322,10 +321,7 @@ class JointObjective(AbstractObjective):
     def descent(self, theta: Float[Array, "... D"]) -> Descent:
         state = self.forward(theta)
         log_slope = self.loss.log_slope(state.output)
-        slopes, log_scale = exp_shifted(log_slope, (-1,))
-        feature_weights = (slopes * self.problem.labels)[..., None] * state.weights
-        values = self.problem.values
-        head = unit_descent(values, feature_weights, log_scale[..., None] - np.log(values.n))
+        head = head_descent(self.problem.values, state, self.problem.labels, log_slope)
         prompt = prompt_descent(self.problem.keys, state, log_slope)
         return Descent(
             np.concatenate([head.direction, prompt.direction], axis=-1),

@@ -128,6 +128,15 @@ def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Ar
     return unit_descent(keys, coefficients, log_scale[..., None] - np.log(keys.n))
 
 
+def head_descent(
+    values: AbstractGeometry, state: Attention, labels: Float[Array, " n"], log_slope: Float[Array, "... n"]
+) -> Descent:
+    """Minus the gradient in the head: `mean_i |loss'_i| Y_i sum_t s_it x_it`, in the log domain."""
+    slopes, log_scale = exp_shifted(log_slope, (-1,))
+    weights = (slopes * labels)[..., None] * state.weights
+    return unit_descent(values, weights, log_scale[..., None] - np.log(values.n))
+
+
 class PivotedAttention(NamedTuple):
     """One forward pass at one point, with every key as its difference to the pivot's key."""
 
