@@ -389,3 +389,25 @@ def test_flows_from_starts_that_underflow_and_embeddings_of_all_lengths_settle()
         assert found.outcome == "finite part"
         assert limit.cosine(found.solution.vector) > 1 - SETTLED**2
         assert start.any() or found.path.settings.tolerance > 1e-10
+
+
+def test_shares_of_level_tokens_that_nothing_ties_are_not_predicted() -> None:
+    """1 and 3 are both ahead of 2, and level in W_mm; training shares them 3 : 1, as often as each came next."""
+    sequences, following = [[1, 2, 0]] * 3 + [[3, 2, 0]], [1, 1, 1, 3]
+    problem = NextTokenProblem.of(sequences, following, embeddings=np.eye(4))
+    path = tm.limit_of(problem.attention(), loss=tm.LogLoss()).path
+    logits = path.at_norm(1e4).reshape(4, 4)[0]
+    assert logits[1] - logits[3] == pytest.approx(np.log(3), abs=1e-6)  # the other weights are exp(-1e4)
+    for told in (problem, NextTokenProblem.of(sequences, following)):
+        with pytest.raises(ValueError, match="1 and 3 are level"):
+            tm.next_token_limit(told).predict([1, 3, 0])
+        assert tm.next_token_limit(told).predict([1, 2, 0]) == {1: 1.0}
+
+
+def test_a_token_with_the_vector_of_a_tied_one_shares_as_that_does() -> None:
+    """1 and 2 came next 2 : 1; 3, of which no sequence says how it stands to them, has the vector of 1."""
+    sequences, following = [[1, 2, 0]] * 3 + [[3, 4, 0]], [1, 1, 2, 3]
+    twins = tm.next_token_limit(NextTokenProblem.of(sequences, following, embeddings=np.eye(5)[[0, 1, 2, 1, 4]]))
+    assert twins.predict([1, 3, 0]) == {1: 0.5, 3: 0.5}
+    assert twins.predict([3, 2, 0]) == pytest.approx({3: 2 / 3, 2: 1 / 3}, abs=2 * twins.finite.distance)
+    assert json.loads(json.dumps(twins.to_dict()))["certified"]

@@ -241,7 +241,7 @@ class NextTokenLimit:
     @property
     def is_certified(self) -> bool:
         """Whether both parts are proven: the direction optimal, the finite part within 1e-6 units of the minimum."""
-        return self.direction.is_optimal and self.finite.distance <= 1e-6 * self.finite.unit
+        return self.direction.is_optimal and bool(self.finite.distance <= 1e-6 * self.finite.unit)
 
     @cached_property
     def logits(self) -> Float[Array, " nodes"]:
@@ -268,6 +268,8 @@ class NextTokenLimit:
     def predict(self, sequence: Sequence[int]) -> dict[int, float]:
         """Probabilities of the next token in the limit: of the tokens that none in the sequence is ahead of.
 
+        ValueError where tokens are level that no sequence ties: how they share depends on the course of training.
+
         >>> problem = NextTokenProblem.of([[1, 2, 0], [1, 2, 0], [1, 2, 0]], [1, 1, 2])
         >>> {token: round(p, 6) for token, p in next_token_limit(problem).predict([2, 1, 0]).items()}
         {1: 0.666667, 2: 0.333333}
@@ -279,11 +281,35 @@ class NextTokenLimit:
             raise ValueError(
                 f"{word} never occurs with the last token {self.problem.vocabulary[last]}: it has no logit"
             )
-        hard, soft = self.logits[known], self.finite.logits[known] + np.log(counts)
+        hard, soft = self.logits[known], self._finite_logits[known] + np.log(counts)
         # Logits of W_mm are known to its residual; components that are ordered differ by 1.
         kept = hard >= hard.max() - 1e-6
+        if not self._settles_shares_of(known[kept]):
+            words = " and ".join(self.problem.vocabulary[token] for token in tokens[kept].tolist())
+            raise ValueError(
+                f"{words} are level in the limit, and no sequence ties them: how they share depends on the course of "
+                "training; follow it with limit_of(problem.attention(), loss=LogLoss())"
+            )
         weights = np.exp(soft[kept] - soft[kept].max())
         return dict(zip(tokens[kept].tolist(), (weights / weights.sum()).tolist(), strict=True))
+
+    @cached_property
+    def _finite_logits(self) -> Float[Array, " nodes"]:
+        """The logits of W_fin at every node, of all classes of tied tokens alike."""
+        if self.problem.embeddings is None:
+            return self.finite.logits
+        return np.asarray(node_vectors(self.problem) @ self.finite.point)
+
+    def _settles_shares_of(self, nodes: Int[Array, " k"]) -> bool:
+        """Whether the differences of these nodes' logits, level in W_mm, are those of W_fin: they lie in its span."""
+        if (self.graph.component[nodes] == self.graph.component[nodes[0]]).all():
+            return True
+        basis = tied_choice(self.problem, self.graph).basis
+        if basis is None:
+            return False
+        rows = node_vectors(self.problem)[nodes]
+        apart = rows - rows[0]
+        return bool(np.linalg.norm(apart - apart @ basis.T @ basis) <= _RANK * np.linalg.norm(rows))
 
     def _node(self, last: int, token: int) -> int:
         here = np.flatnonzero((self.graph.last == last) & (self.graph.token == token))
