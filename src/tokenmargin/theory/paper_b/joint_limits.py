@@ -44,7 +44,7 @@ from tokenmargin.theory.settings import ProblemInstance
 REACH = 200.0
 """|p| times the margin of its limit at the end of a ridge path."""
 EDGE = 1e-7
-"""What certificates of max-margin solutions leave open of the law's inequality: at equality it counts as met."""
+"""The share of a margin that certificates leave open of the law's inequality: at equality it counts as met."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class Joint:
         least = least_margins(self.x.problem, unit, self.x.alpha) + self.margin_spared
         others = float(least[~self.support].min(initial=np.inf))
         name = "least mu_i + (m_i - 1) |v| Gamma/|p| at p_relax, other inputs"
-        return above(name, others, self.relaxed.margin, tolerance=EDGE)
+        return above(name, others, self.relaxed.margin, tolerance=EDGE * self.relaxed.margin)
 
 
 def least_margins(problem: TokenProblem, p: Float[Array, " D"], alpha: Int[Array, " n"]) -> Float[Array, " n"]:
@@ -176,7 +176,7 @@ def relaxed_hypotheses(j: Joint, path: RidgePath) -> tuple[Slack, ...]:
     x, assumption = j.x, j.assumption(j.support)
     reached = attention_weights(x.problem.keys, path.prompts[-1])[np.arange(x.problem.n), x.alpha]
     selected = above("smallest attention on alpha at the end", float(reached.min()), 0.9)
-    spared = bool((j.margin_spared[~j.support] < j.prompt.margin).all())
+    spared = bool((j.margin_spared[~j.support] < (1 - EDGE) * j.prompt.margin).all())
     proven = assumption.at_least > 0 and spared and bool((j.label_leads[~j.support] > EDGE).all())
     return (
         searched(selected, "following the path farther") if proven else seen(selected, "a proof that it selects alpha"),
