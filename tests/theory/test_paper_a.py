@@ -140,7 +140,7 @@ def test_pairs_of_lemmas_8_and_17_at_sixty_digits():
         ratio = float(total / leading)
         log_total = float(mpmath.log(total))
     # Logits of order a hundred, whose roundings are those of weights: a hundred times T of them.
-    assert np.log(pairs.total(keys.logits(w))) + pairs.log_scale == pytest.approx(
+    assert np.log(pairs.total(keys.logits(w))) + pairs.log_scale(keys.logits(w)) == pytest.approx(
         log_total, rel=rounding(100 * problem.n * problem.T), abs=0
     )
     assert pairs.total(keys.logits(w)) / pairs.total(keys.logits(w), among) == pytest.approx(
@@ -388,6 +388,25 @@ def test_lemma_17_ties_in_its_example():
     ratio = found.conclusion[0]
     assert ratio.bound / 4 < ratio.measured <= ratio.bound  # a number that could fail
     assert any(len(set(row.tolist())) < x.corpus.T for row in x.corpus.index)  # a token twice
+
+
+def test_lemma_17_beside_a_sequence_that_is_tied_throughout():
+    """In the first and third, where all tokens are tied, the output is a mean, and the slope exp(2000) times that of a
+    sequence with a second choice; it adds nothing to either sum, and must not push the others below the smallest
+    double."""
+    x = EmbeddingInstance.of(4, 2, irrelevant=2, dimension=40, step=1e5, seed=6, equal=False)
+    gamma = x.problems_and_choices[0][0].scores
+    tied = np.array([True, False, True, False])
+    assert gamma[~tied].max(axis=1).min() - gamma[tied].mean(axis=1).min() > 2000
+    assert claim("A.lemma17").on(x).verdict == "holds"
+
+
+def test_lemma_8_where_logits_have_no_digits_left():
+    """Tokens of length 1e11 and logits of as many units: rounding is all there is, which refutes nothing."""
+    x = EmbeddingInstance.of(2, 3, dimension=9, step=4e11, seed=27)
+    report = claim("A.lemma8").on(x)
+    assert report.findings.conclusion[0].bound > 1
+    assert report.verdict == "undecided"
 
 
 def test_lemma_17_says_nothing_where_no_token_leads():

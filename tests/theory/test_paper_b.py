@@ -315,7 +315,8 @@ def test_selection_is_proven_only_where_alpha_has_the_largest_label_margin():
     keys = [[[0.0, 0.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, -1.0]], [[0.5, 1.2], [0.5, 1.1]]]
     problem = TokenProblem.of(keys, [1, -1, 1], head=[0.0, 1.0])
     x = selecting_second(problem, "a better token of the third input", 0.05)
-    assert Joint(x).label_leads[2] == pytest.approx(-0.1, abs=1e-6)  # certified to a millionth
+    # Products with a certified head: its residual is 1e-10.
+    assert Joint(x).label_leads[2] == pytest.approx(-0.1, abs=1e-6)
     assert claim("B.theorem6").on(x).verdict == "undecided"
     plain = Joint(selecting_second(figure3b(), "fig3b", 0.5))
     assert plain.label_leads == pytest.approx([1.0, 1.0, 1.5], abs=1e-6)  # as above

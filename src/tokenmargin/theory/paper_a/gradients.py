@@ -17,7 +17,7 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import cosine, selected_tokens
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
 from tokenmargin.theory.paper_a.flow import length_reached, one_token
-from tokenmargin.theory.paper_a.leading_pairs import Pairs, rounding_of_sums
+from tokenmargin.theory.paper_a.leading_pairs import Pairs, no_more_than_rounding, rounding_of_sums
 from tokenmargin.theory.settings import EmbeddingInstance
 
 ACCURACIES = (1e-1, 1e-2, 1e-3)
@@ -35,14 +35,13 @@ def lemma7(x: EmbeddingInstance) -> Findings:
     direction, log_norm = PromptObjective(start.problem()).descent(start.prompt)
     trained = direction * np.exp(log_norm[0]) if np.isfinite(log_norm[0]) else 0.0
     room = rounding_of_sums(start.problem(), start.prompt)
-    return Findings(
-        hypotheses=(),
-        conclusion=(
-            below("coefficient on p, difference / terms", np.abs(on_prompt - gradient.c).max() / sizes[0], room),
-            below("coefficient on v, difference / terms", np.abs(on_head - gradient.e).max() / sizes[1], room),
-            below("gradient in p, difference / terms", np.abs(in_prompt - trained).max() / sizes[2], room),
-        ),
-    )
+    apart = {
+        "coefficient on p": np.abs(on_prompt - gradient.c).max() / sizes[0],
+        "coefficient on v": np.abs(on_head - gradient.e).max() / sizes[1],
+        "gradient in p": np.abs(in_prompt - trained).max() / sizes[2],
+    }
+    slacks = [no_more_than_rounding(f"{name}, difference / terms", share, room) for name, share in apart.items()]
+    return Findings((), tuple(slacks))
 
 
 def printed_gradients(
@@ -82,10 +81,12 @@ def lemma8(x: EmbeddingInstance) -> Findings:
     u = keys.combine(np.random.default_rng(x.seed).standard_normal(keys.n_vectors))
     pairs = Pairs(problem, after.prompt)
     direction, log_norm = PromptObjective(problem).descent(after.prompt)
-    left = float(keys.inner(u, direction)) * np.exp(log_norm[0] - pairs.log_scale) if np.isfinite(log_norm[0]) else 0.0
     ahead = keys.logits(u)
+    scale = pairs.log_scale(ahead)
+    left = float(keys.inner(u, direction)) * np.exp(log_norm[0] - scale) if np.isfinite(log_norm[0]) else 0.0
     apart = abs(left - pairs.total(ahead)) / (pairs.size(ahead) or 1.0)
-    return Findings((), (below("difference / sum of |terms|", apart, rounding_of_sums(problem, after.prompt, u)),))
+    room = rounding_of_sums(problem, after.prompt, u)
+    return Findings((), (no_more_than_rounding("difference / sum of |terms|", apart, room),))
 
 
 def lemma9(x: EmbeddingInstance) -> Findings:

@@ -12,7 +12,7 @@ from tokenmargin.norms import EPS
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
+from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, seen, true
 from tokenmargin.theory.settings import EmbeddingInstance
 
 
@@ -76,6 +76,8 @@ def local_optimality(problem: TokenProblem, chosen: Choices) -> float:
 
 SMALL = (1e-1, 1e-3, 1e-6)
 """The values of eps that stand for "any eps > 0" in Lemma 17."""
+DIGITS_LEFT = 0.1
+"""A relative rounding error from which on two computations of one number say nothing about each other."""
 
 
 def rounding_of_sums(problem: TokenProblem, *points: Float[Array, " D"]) -> float:
@@ -85,35 +87,53 @@ def rounding_of_sums(problem: TokenProblem, *points: Float[Array, " D"]) -> floa
     return float(8 * EPS * (problem.keys.dimension + problem.n * problem.T) * (1 + max(logits)))
 
 
+def no_more_than_rounding(name: str, difference: float, room: float) -> Slack:
+    """That two ways to compute one sum differ by no more than their rounding; where rounding is all there is, nobody
+    can tell."""
+    slack = below(name, difference, room)
+    return slack if room < DIGITS_LEFT else seen(slack, "more digits: logits are too large for these")
+
+
 class Pairs:
-    """`h_ij = g q_i q_j (gamma_i - gamma_j)` for every pair of positions, up to a common factor, in the log domain."""
+    """`h_ij = g q_i q_j (gamma_i - gamma_j)` for every pair of positions, and sums of `(a_i - a_j) h_ij`.
+
+    Weights are kept as logarithms: g alone spans `exp(-eta_0)`. Sums are scaled by the largest weight that counts in
+    them, one with `a_i != a_j` and `gamma_i != gamma_j`: tied tokens of another sequence may weigh any amount more.
+    """
 
     def __init__(self, problem: TokenProblem, p: Float[Array, " D"], logits: Float[Array, "n T"] | None = None) -> None:
         logits = problem.keys.logits(p) if logits is None else logits
         relative = logits - logits.max(axis=1, keepdims=True)
         log_q = relative - np.log(np.exp(relative).sum(axis=1, keepdims=True))
         log_g = LogisticLoss().log_slope(PromptObjective(problem).outputs(p))
-        logs = log_g[:, None, None] + log_q[:, :, None] + log_q[:, None, :]
-        apart = problem.mask[:, :, None] & problem.mask[:, None, :] & ~np.eye(problem.T, dtype=bool)
-        logs = np.where(apart, logs, -np.inf)
-        largest = float(logs.max()) if apart.any() else 0.0
-        self.log_scale = largest - float(np.log(problem.n))
         gamma = np.where(problem.mask, problem.scores, 0.0)
-        self.h = np.exp(logs - largest) * (gamma[:, :, None] - gamma[:, None, :])
+        self._leads = gamma[:, :, None] - gamma[:, None, :]
+        self._logs = log_g[:, None, None] + log_q[:, :, None] + log_q[:, None, :]
+        self._counted = problem.mask[:, :, None] & problem.mask[:, None, :] & (self._leads != 0)
 
-    def _terms(self, a: Float[Array, "n T"]) -> Float[Array, "n T T"]:
+    def _weighted(self, a: Float[Array, "n T"]) -> tuple[Float[Array, "n T T"], Float[Array, "n T T"], float]:
+        """`a_i - a_j`, `h_ij` over its scale, and the logarithm of that scale; nothing where either is zero."""
         a = np.where(np.isfinite(a), a, 0.0)
-        return np.asarray((a[:, :, None] - a[:, None, :]) * self.h)
+        ahead = a[:, :, None] - a[:, None, :]
+        counted = self._counted & (ahead != 0)
+        scale = float(self._logs[counted].max(initial=-np.inf)) if counted.any() else 0.0
+        return ahead, np.exp(np.where(counted, self._logs - scale, -np.inf)) * self._leads, scale
+
+    def log_scale(self, a: Float[Array, "n T"]) -> float:
+        """The logarithm of what `total` and `size` are to be multiplied with, for a mean over the sequences."""
+        return self._weighted(a)[2] - float(np.log(len(a)))
 
     def total(self, a: Float[Array, "n T"], among: Bool[Array, "n T T"] | None = None) -> float:
         """`sum (a_i - a_j) h_ij` over unordered pairs, or over the ordered pairs in `among`."""
-        terms = self._terms(a)
+        ahead, h, _ = self._weighted(a)
+        terms = ahead * h
         return float(terms.sum() / 2 if among is None else terms[among].sum())
 
     def size(self, a: Float[Array, "n T"]) -> float:
         """`sum (|a_i| + |a_j|) |h_ij|` over unordered pairs: what the rounding of `total` is a share of."""
+        _, h, _ = self._weighted(a)
         a = np.abs(np.where(np.isfinite(a), a, 0.0))
-        return float(((a[:, :, None] + a[:, None, :]) * np.abs(self.h)).sum() / 2)
+        return float(((a[:, :, None] + a[:, None, :]) * np.abs(h)).sum() / 2)
 
 
 def lemma17(x: EmbeddingInstance) -> Findings:

@@ -83,10 +83,10 @@ def _random_points(x: ProblemInstance) -> Float[Array, "480 D"]:
 def _points_around(x: ProblemInstance, selecting: MarginSolution) -> Float[Array, "k D"]:
     """Points around a direction that selects O_i, long enough for next to no attention outside; none without one."""
     axis = selecting.vector
-    if not selecting.is_optimal or not np.isfinite(axis).all() or not np.any(axis):
+    if selecting.status == "infeasible" or not np.isfinite(axis).all() or not np.any(axis):
         return x.sphere(0, x.rng)
-    beside = 0.2 * float(x.problem.keys.norm(axis)) * x.sphere(80, x.rng)
-    return np.geomspace(3, 1000, 80)[:, None] * (axis + beside)
+    width = np.resize([0.2, 0.02, 0.002], 80)[:, None] * float(x.problem.keys.norm(axis))
+    return np.geomspace(3, 1000, 80)[:, None] * (axis + width * x.sphere(80, x.rng))
 
 
 def _mixing_constants(
