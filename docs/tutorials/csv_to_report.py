@@ -65,7 +65,7 @@ assert abs(total - one.decision) < 1e-9
 # ## The words that matter
 #
 # Words in the plane: across, the logit; up, the value. Words far to the right draw attention, and those far up or down say
-# something. The words of no opinion sit near zero.
+# something. The words of no opinion have values near zero.
 
 # %%
 import matplotlib.pyplot as plt
