@@ -72,9 +72,10 @@ def _print_limits(result: Result, counts: dict[str, int]) -> None:
     """Print what was found, one line for each limit."""
     directions, limits = result.tables["directions"], result.tables["limits"]
     reached = Counter(limits["selected"].tolist())
+    left = counts["all"] - counts["infeasible"] - counts["limits"]
     print_message(
         f"{result.experiment.title}.\nOf {counts['all']} ways to pick one token per input, {counts['infeasible']} are "
-        f"proven impossible, and {counts['limits']} are limits of training:"
+        f"proven impossible, training leaves {left}, and {counts['limits']} are limits of training:"
     )
     rows = zip(*(directions[name].tolist() for name in ("direction", "selected", "margin")), strict=True)
     for kind, tokens, margin in rows:
@@ -94,6 +95,7 @@ def _classify_texts(out: Path) -> None:
 
     from tokenmargin.cli._texts import open_model
     from tokenmargin.cli.fit import fit, report
+    from tokenmargin.report.word_model import class_names
 
     # Their own lines would fill the screen; what they found is told below, and whole on the page.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -101,12 +103,13 @@ def _classify_texts(out: Path) -> None:
         report(out / "model", "sentences", out=out / "report.html")
     classifier = open_model(out / "model")
     (one,) = classifier.explain([SENTENCE])
+    called = dict(zip(classifier.classes_.tolist(), class_names(classifier), strict=True))
     word = max(one.words, key=lambda part: abs(part.contribution))
     check = classifier.validation_
     told = f"{check.accuracy:.1%} of {check.texts} held-out texts right" if check else "accuracy not measured"
     print_message(
         f"\nA classifier of 2000 short reviews: {told}.\n"
-        f"  {SENTENCE!r} is {one.label} ({one.probability:.1%}):\n"
+        f"  {SENTENCE!r} is {called[one.label]} ({one.probability:.1%}):\n"
         f"  {one.text[word.start : word.end]!r} has {word.contribution:+.2f} of the decision {one.decision:+.2f}"
     )
 
