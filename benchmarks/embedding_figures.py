@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from PIL import Image
 
 from benchmarks.gpu_training import load_corpus
@@ -94,20 +95,22 @@ def draw_along(runs: Runs) -> Figure:
     figure = Figure(figsize=(6.75, 4.6), layout="constrained")
     figures = {title: names for title, names in FIGURES.items() if title != "small"}
     panels = figure.subplots(3, len(figures), sharex="col", sharey="row")
+    ours, printed, unequal = "ours", "printed settings", "printed settings, labels as unequal as they are"
+    colours = {printed: GLOBAL, ours: LOCAL, unequal: MUTED}
     for column, (title, names) in zip(panels.T, figures.items(), strict=True):
         first = runs[names[0]]
-        column[0].set_title(f"{title}: {first['config']['model']}, {first['dataset']}", fontsize=8.5)
+        column[0].set_title(f"{title.partition('-')[0]}: {first['config']['model']},\n{first['dataset']}", fontsize=8)
         for run in (runs[name] for name in names):
-            printed = GLOBAL if run["dataset"] != "yelp" else MUTED  # as many of either label, or as it is
-            colour = printed if " paper " in run["name"] else LOCAL
+            kind = ours if " paper " not in run["name"] else unequal if run["dataset"] == "yelp" else printed
             seen = [row for row in run["metrics"] if "rho_v" in row]
             for panel, key in zip(column, ("loss", "rho_v", "rho_p"), strict=True):
-                panel.plot([row["epoch"] for row in seen], [row[key] for row in seen], color=colour, label=label(run))
+                panel.plot([row["epoch"] for row in seen], [row[key] for row in seen], color=colours[kind])
         column[0].set(xscale="log", yscale="log")
-        column[0].legend(fontsize=5.5, frameon=False, loc="lower left")
         column[2].set_xlabel("epoch", fontsize=8)
         for panel in column:
             panel.tick_params(labelsize=7)
+    lines = [Line2D([], [], color=colour) for colour in colours.values()]
+    figure.legend(lines, list(colours), loc="outside lower center", ncols=len(lines), fontsize=7, frameon=False)
     for panel, quantity in zip(panels[:, 0], ("training loss", "rho_v", "rho_p"), strict=True):
         panel.set_ylabel(quantity, fontsize=8)
     return figure

