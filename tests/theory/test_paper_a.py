@@ -465,7 +465,7 @@ def test_balanced_flows_by_trying_every_set():
 
 
 def test_descent_goes_where_the_flow_goes():
-    """Steps of 1 from the start of flow: after 4000 the same direction at the same length."""
+    """Steps of 1 from the start of flow: after 1000 the same point at the same length."""
     x = EmbeddingInstance.of(2, 2)
     after = x.steps[0].after
     problem, p = after.problem(), after.prompt

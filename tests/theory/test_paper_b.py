@@ -119,7 +119,8 @@ def test_lemmas_4_and_5_by_autograd():
     low = measured("B.lemma4", x)["smallest -<dL, p_mm> / (|dL| |p_mm|), 2500 points"].measured
     # the gradient is a positive combination of k_1 - k_2 and k_1 - k_3, so the smallest cosine is that of an edge
     edges = np.array([[-1.1, 1.0, 0.0], [-0.1, 1.0, 0.0]])
-    assert low == pytest.approx((edges @ axis / np.linalg.norm(edges, axis=1)).min(), abs=1e-6)
+    # Far out all of the gradient is along one; three coordinates.
+    assert low == pytest.approx((edges @ axis / np.linalg.norm(edges, axis=1)).min(), abs=rounding(50))
 
 
 def test_lemma_6_constants_by_loops():
@@ -134,12 +135,11 @@ def test_lemma_6_constants_by_loops():
         size = np.linalg.norm(X, 2)
         printed += (m0 * size**4 + 3 * m1 * size**3) / 3  # |v| = |W| = 1: v = (0, 0, 1), W = diag(1, 1, 0)
     found = measured("B.lemma6", ProblemInstance(problem))
-    assert found["steepest change of the gradient, 500 pairs"].bound == pytest.approx(printed, rel=1e-9, abs=0)
-    assert found["the sharper constant over the printed one"].measured == pytest.approx(
-        sharper, rel=rounding(100), abs=0
-    )
     # The largest slope of the loss over 101 points, one of which is the largest.
-    assert printed_smoothness(problem, LogisticLoss()) == pytest.approx(printed, rel=1e-9, abs=0)
+    of_sums = rounding(100)
+    assert found["steepest change of the gradient, 500 pairs"].bound == pytest.approx(printed, rel=of_sums, abs=0)
+    assert found["the sharper constant over the printed one"].measured == pytest.approx(sharper, rel=of_sums, abs=0)
+    assert printed_smoothness(problem, LogisticLoss()) == pytest.approx(printed, rel=of_sums, abs=0)
     assert printed > 2 * sharper
 
 
@@ -327,8 +327,7 @@ def test_the_quadrant_by_a_scan():
     x, radii = smaller_label_margin(), np.array([5.0, 5.0])
     j = Joint(x)
     v, p = quadrant_point(x, (j.head.vector, j.prompt.vector), radii)
-    # The minimiser's own tolerance.
-    assert np.linalg.norm(p) == pytest.approx(5.0, rel=1e-6, abs=0)
+    assert np.linalg.norm(p) == pytest.approx(5.0, rel=rounding(20), abs=0)  # put on the sphere after every step
     turns = np.linspace(0, 2 * np.pi, 4001)
     circle = 5.0 * np.stack([np.cos(turns), np.sin(turns)], axis=1)
     keys = x.problem.keys.tokens
