@@ -308,6 +308,9 @@ def test_runs_can_be_compared(capsys, tmp_path) -> None:
     assert "settings  steps: " in out
     assert "table     directions: the same, bit for bit" in out
     assert run(capsys, "runs", "compare", first, first, "--out", str(tmp_path))[0] == 0
+    out = run(capsys, "runs", "show", first, "--out", str(tmp_path))[1]
+    assert "starts that reach the GMM, of 6: 4\n" in out
+    assert "starts from which gradient flow reaches the same limit, of 6: 6 (expected 6)" in out
 
 
 def test_a_missing_extra_is_named(capsys, monkeypatch, tmp_path) -> None:

@@ -139,6 +139,13 @@ def _print_csv(run: Run, table: str) -> None:
     writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
 
 
+def _measured(finding: dict[str, Any]) -> str:
+    """The number in six digits (where it is one) and what was expected (where something was)."""
+    value, expected = finding["measured"], finding["expected"]
+    number = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return number if expected == "not judged" else f"{number} (expected {expected})"
+
+
 def _print_details(details: dict[str, Any]) -> None:
     print_answer(f"{details['id']}  {details['title']}\n  {details['command']}")
     code, machine = details["code"], details["environment"]
@@ -152,10 +159,7 @@ def _print_details(details: dict[str, Any]) -> None:
             ("  settings", ", ".join(f"{name}={value}" for name, value in details["config"].items())),
             ("  started", f"{details['timing']['started']}, took {details['timing']['seconds']:.2f} s"),
             ("  tables", ", ".join(f"{name} ({facts['rows']} rows)" for name, facts in details["tables"].items())),
-            *(
-                (f"  {one['verdict']}", f"{one['what']}: {one['measured']} (expected {one['expected']})")
-                for one in details.get("findings", ())
-            ),
+            *((f"  {one['verdict']}", f"{one['what']}: {_measured(one)}") for one in details.get("findings", ())),
         ]
     )
 
