@@ -48,10 +48,13 @@ def after_first_step(x: EmbeddingInstance, step: FirstStep) -> Links:
     return {
         "|<p^1, E_s - E_t>| <= d^(-1/8)": (float(np.ptp(a)), d**-0.125),
         "T |q - 1/T| <= 2 d^(-1/8)": (float(np.abs(above_uniform * T).max()), 2 * d**-0.125),
-        "y f >= mean (eta_0/2) y alpha - 1/(22 eta_0)": (float((promised - margins).max()), 0.0),
+        "mean (eta_0/2) y alpha - 1/(22 eta_0) - y f <= 0": (float((promised - margins).max()), 0.0),
         "risk at p^1 <= the bound of Lemma 12": (risk, risk_bound(x)),
         "risk at p^1 <= log(1 + exp(-eta_0/(4nT^2)))": (risk, float(loss.value(np.array([eta / (4 * n * T**2)]))[0])),
-        "gamma of an important token, lead >= eta_0/(4nT)": (eta / (4 * n * T), float(gap[others].min(initial=np.inf))),
+        "eta_0/(4nT) <= lead of an important token's gamma": (
+            eta / (4 * n * T),
+            float(gap[others].min(initial=np.inf)),
+        ),
         "|gamma| of irrelevant tokens <= (1 + 11 eta_0) d^(-1/4)": (
             float(np.abs(gamma[others]).max(initial=0)),
             spread,
@@ -60,7 +63,7 @@ def after_first_step(x: EmbeddingInstance, step: FirstStep) -> Links:
             _largest_difference(corpus, gamma),
             22 * eta * d**-0.25,
         ),
-        "(19): risk of missing an important token >= 1/(2n) > risk at p^1": (risk, min(unselected, 1 / (2 * n))),
+        "(19): risk at p^1 <= that of missing an important token": (risk, min(unselected, 1 / (2 * n))),
     }
 
 
@@ -82,11 +85,14 @@ def at_the_limit(x: EmbeddingInstance, step: FirstStep, limit: FollowedFlow) -> 
     keys, unit = problem.keys, limit.solution.vector * limit.solution.margin
     ratio = float(keys.inner(direction, unit) * keys.norm(p) / keys.inner(direction, p))
     return {
-        "Definition 16 at the limit: mu >= eta_0/(4nT)": (
+        "eta_0/(4nT) <= mu of Definition 16, at the limit": (
             eta / (4 * corpus.n * corpus.T),
             local_optimality(problem, chosen),
         ),
-        "(27): largest g over smallest, log <= log(1 + e^eta_0)": (float(np.ptp(slopes)), float(np.logaddexp(0, eta))),
+        "(27): log of largest g over smallest <= log(1 + e^eta_0)": (
+            float(np.ptp(slopes)),
+            float(np.logaddexp(0, eta)),
+        ),
         "(26): 1 - ratio of the gradient along p^ to that along p": (1 - ratio, 1e-3),
     }
 
@@ -140,7 +146,7 @@ def _lemma19_links(x: EmbeddingInstance, step: FirstStep) -> Links:
     top = np.where(corpus.important, ahead, -np.inf).max(axis=1, keepdims=True)
     spread = np.where(corpus.mask, ahead, -np.inf).max(axis=1) - np.where(corpus.mask, ahead, np.inf).min(axis=1)
     links = {
-        "an important token leads by 1 under p^": (1 - 1e-9, float((top - ahead)[others].min(initial=np.inf))),
+        "1 <= lead of an important token under p^": (1 - 1e-9, float((top - ahead)[others].min(initial=np.inf))),
         "|a_i - a_j| under p^ <= 16 n (1 + 2 eta_0)": (float(spread.max()), 16 * corpus.n * (1 + 2 * x.step)),
     }
     mu = largest_mu(problem, corpus.important) if corpus.assumption4().holds else -np.inf
