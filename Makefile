@@ -12,7 +12,7 @@ help:
 	@echo "make demo   set up, then watch attention select tokens with a certified margin (writes out/demo)"
 	@echo "make test   set up, then run all tests"
 	@echo "make axe    axe-core, for the tests of the pages in a browser (make test tries by itself)"
-	@echo "make portable  the numeric tests under the arithmetic of other processors (seven minutes)"
+	@echo "make portable  the numeric tests under the arithmetic of other processors"
 	@echo "make reproduce  set up, then every figure and number of both papers, with a report (writes runs)"
 	@echo "make lint   formatter, linter, type checker and import contracts"
 	@echo "make bench  the comparisons quoted in the documentation"

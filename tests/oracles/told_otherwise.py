@@ -1,6 +1,6 @@
 """A problem told otherwise: scaled, shifted, turned, reordered, every input twice. Its limits must be the same.
 
-Shared by `tests/test_invariance.py` and `benchmarks/invariance.py`.
+Shared by `tests/limits/test_invariance.py` and `benchmarks/invariance.py`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from benchmarks import figure_table
 
 from tokenmargin.experiments import EXPERIMENTS, record
 
-PAGE = Path(__file__).parents[1] / "docs" / "figures.md"
+PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
 QUICK = ("fig1a", "fig1b", "fig1c", "fig2", "fig3a", "fig3b", "fig3c", "fig4a", "fig4b", "fig5")
 
 

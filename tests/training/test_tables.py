@@ -9,7 +9,7 @@ import pytest
 
 from tokenmargin.experiments import experiment_named
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 READINGS = (DOCS / "training-readings.md").read_text()
 NOTES = (DOCS / "training-notes.md").read_text()
 WHOLE_CORPUS = 50_000
