@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
+from tokenmargin.norms import EPS
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array, checked_point
 from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.names import token_name
@@ -187,7 +188,7 @@ def relative_logits(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[A
 def _of_differences(coefficients: Float[Array, "... m"]) -> bool:
     """Whether coefficients add up to zero: their combination then depends on differences of the vectors alone."""
     total, size = np.abs(coefficients.sum(axis=-1)), np.abs(coefficients).sum(axis=-1)
-    return bool((total <= coefficients.shape[-1] * np.finfo(float).eps * size).all())
+    return bool((total <= coefficients.shape[-1] * EPS * size).all())
 
 
 def leads(keys: AbstractGeometry, p: Float[Array, " D"], selected: Int[Array, " n"]) -> Float[Array, "n T"]:

@@ -18,6 +18,7 @@ from tokenmargin.dynamics.euler import MOST_STEPS, Euler
 from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change, note_interrupt
 from tokenmargin.dynamics.rest import NEAR_FINITE, NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
 from tokenmargin.dynamics.span import ReducedObjective, longest_difference
+from tokenmargin.norms import EPS
 from tokenmargin.objective.products import ProductObjective
 from tokenmargin.problem.geometry import Coordinates
 
@@ -94,7 +95,7 @@ def _without_radial(rows: Float[Array, "b r"], unit: Float[Array, " b"]) -> Floa
     """
     along = np.outer(unit, unit @ rows)
     left = rows - along
-    known = np.abs(left) > 8 * np.finfo(float).eps * (np.abs(rows) + np.abs(along))
+    known = np.abs(left) > 8 * EPS * (np.abs(rows) + np.abs(along))
     return np.where(known, left, 0.0)
 
 

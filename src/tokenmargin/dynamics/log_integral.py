@@ -8,9 +8,11 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
+from tokenmargin.norms import EPS
+
 _BEND = 1e-5  # largest departure of the logarithm from a straight line between two nodes
 _SPLITS = 30
-_KNOWN = 64 * np.finfo(float).eps  # values are known to about this share of their size: a bend below it is rounding
+_KNOWN = 64 * EPS  # values are known to about this share of their size: a bend below it is rounding
 # Pieces this far below what is added up to the next knot are not halved: 2^30 of them make less than 1e-9 of it.
 _NEGLIGIBLE = 42.0
 

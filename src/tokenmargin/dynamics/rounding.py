@@ -21,10 +21,11 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.linalg import expm
 
+from tokenmargin.norms import EPS
+
 if TYPE_CHECKING:
     from tokenmargin.dynamics.integrate import UnitField
 
-_EPS = np.finfo(float).eps
 _ROUNDINGS = 8  # a step of LSODA adds up to 78 numbers, each of them rounded: the root of that
 # Where rounding has grown by this share of 1 / tolerance, what the solver is off by has grown to order one: hundreds of
 # steps are off by tolerance (1 + |p|) each, of either sign, with |p| of a few: the root of their number times that. It
@@ -65,7 +66,7 @@ def rounding_along(
     of the logits, eps K |p| of its size; growth that this could feign is taken off.
     """
     if not pieces:
-        return Rounding(np.array([np.log(_EPS)]), 0.0, False, np.nan, np.nan, None)
+        return Rounding(np.array([np.log(EPS)]), 0.0, False, np.nan, np.nan, None)
     first = pieces[0](arcs[0])
     covariance = _rounding_of_step(unit_field, first) ** 2 * np.eye(sum(unit_field.sizes))
     sizes, growth = [_largest_deviation(covariance) * unit_field.reach(first)], 0.0
@@ -86,7 +87,7 @@ def rounding_along(
 
 
 def _rounding_of_step(unit_field: UnitField, y: Float[Array, " r"]) -> float:
-    return _ROUNDINGS * _EPS * (unit_field.norm(y) + 1 / unit_field.reach(y))
+    return _ROUNDINGS * EPS * (unit_field.norm(y) + 1 / unit_field.reach(y))
 
 
 def _step_propagators(
@@ -98,7 +99,7 @@ def _step_propagators(
     for piece, middle, length in zip(pieces, middles, np.diff(arcs), strict=True):
         y = piece(middle)
         jacobian = unit_field.jacobian(middle, y)
-        feigned = 4 * _EPS * unit_field.reach(y) * unit_field.norm(y) * float(np.linalg.norm(jacobian))
+        feigned = 4 * EPS * unit_field.reach(y) * unit_field.norm(y) * float(np.linalg.norm(jacobian))
         exponents.append(length * (jacobian - feigned * np.eye(len(y))))
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(expm(np.clip(np.stack(exponents), -1e300, 1e300)))

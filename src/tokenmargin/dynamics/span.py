@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
+from tokenmargin.norms import EPS
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.objective.products import ProductObjective
@@ -52,12 +53,12 @@ class Span:
             if geometry.dimension <= len(used) and not exact:
                 return cls(geometry, None, geometry)
             left, sizes, right = np.linalg.svd(geometry.vectors[used], full_matrices=False)
-            kept = sizes > len(used) * np.finfo(float).eps * sizes[0]
+            kept = sizes > len(used) * EPS * sizes[0]
             kept[0] = True  # tokens that are all zero have one coordinate, not none
             vectors, basis = left[:, kept] * sizes[kept], right[kept]
         else:
             values, columns = np.linalg.eigh(geometry.gram_of(used))
-            kept = values > len(used) * np.finfo(float).eps * values[-1]
+            kept = values > len(used) * EPS * values[-1]
             kept[-1] = True
             root = np.sqrt(values[kept])
             vectors = columns[:, kept] * root

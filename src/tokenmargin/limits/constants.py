@@ -29,7 +29,7 @@ RANK = 1e-9
 """Singular values above this share of the largest are not zero: their rounding is some 1e-15 of it."""
 SMALL = 1 / 8
 """What all terms but the active ones may move a logit by where a limit is proven (docs/results/constants.md, (e))."""
-STEPS, ROUNDING = 500, 1e-28
+_STEPS, _DECREMENT = 500, 1e-28
 """Most steps of Newton's method, and the squared residual, relative to that of p^, at which rounding is reached."""
 
 
@@ -295,11 +295,11 @@ def _solve_constants(
         return None
     y = inverse @ (log_pulls - np.log(positive))  # the answer itself where the differences are independent
     weights = positive
-    for _ in range(STEPS):
+    for _ in range(_STEPS):
         weights = np.exp(log_pulls - flat @ y)
         gradient = direction - weights @ flat
         step = np.linalg.solve((flat.T * weights) @ flat, gradient)
-        if float(gradient @ step) <= ROUNDING * float(direction @ direction):
+        if float(gradient @ step) <= _DECREMENT * float(direction @ direction):
             break
         y = y - step / max(1.0, float(np.abs(flat @ step).max()))  # no exponent moves by more than 1: it descends
     return y @ basis, direction @ basis, weights, basis

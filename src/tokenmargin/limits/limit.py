@@ -44,7 +44,7 @@ TOLERANCE = 1e-6
 """Largest angle, in radians, between the end of a path and a direction that is called its limit."""
 FALLING = 1e-4, 1e-6
 """Distances from a finite part between which its rate is fitted: nearer ones are in the solver's error."""
-_ROUNDING = 1e-13  # angles below it are rounding, and have no rate
+ROUNDING = 1e-13  # angles and shares below it are rounding, and have no rate
 _FITTED = 3.0  # decades of the norm over which the rate is fitted
 
 
@@ -361,4 +361,4 @@ def _angle_rate(path: FlowPath, solution: MarginSolution) -> float:
     if decades[0] >= decades[-1]:
         return np.nan
     angles = np.array([float(angle(keys, path.at_norm(norm), solution.vector)) for norm in 10**decades])
-    return float(np.polyfit(decades, np.log10(angles), 1)[0]) if (angles > _ROUNDING).all() else np.nan
+    return float(np.polyfit(decades, np.log10(angles), 1)[0]) if (angles > ROUNDING).all() else np.nan

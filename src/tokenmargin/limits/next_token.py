@@ -24,6 +24,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin import MarginSolution
 from tokenmargin.margin.graph_margin import forced_ties, graph_margin, node_vectors
+from tokenmargin.norms import EPS
 from tokenmargin.plugins import kind_in_words
 from tokenmargin.problem.next_token import NextTokenProblem, PriorityGraph
 
@@ -127,7 +128,7 @@ class TiedChoice:
             # Pull is minus the gradient. Curvature is known along a step only while logits change by order one.
             fall, length = float(pull @ move), min(1.0, _REACH / max(float(np.abs(move).max()), _REACH))
             # The loss itself is known to rounding; below that the step is taken whole, and the gradient decides.
-            known = 16 * np.finfo(float).eps * max(float(losses.sum()), 1.0)
+            known = 16 * EPS * max(float(losses.sum()), 1.0)
             for _ in range(_HALVINGS):
                 after = self.shares(logits + length * move)
                 if after[1].sum() <= losses.sum() - 0.25 * length * fall + known:
@@ -200,7 +201,7 @@ class TiedChoice:
             least = float(np.linalg.eigvalsh(self.features.T @ (hessian @ self.features))[0])
             spread = 2 * float(np.linalg.norm(self.features, axis=1).max())
         # Rounding of the sums of n terms is counted with the gradient.
-        length += 4 * np.finfo(float).eps * len(self.rows)
+        length += 4 * EPS * len(self.rows)
         reach = 2 * length / least if least > 0 else np.inf
         return reach if reach * spread <= 1 else np.inf
 

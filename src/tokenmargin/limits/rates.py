@@ -22,7 +22,7 @@ from tokenmargin.dynamics import FlowPath, Trajectory, evolve, methods
 from tokenmargin.dynamics.methods.method import step_at
 from tokenmargin.limits.by_method import margin_share, size_in
 from tokenmargin.limits.constants import limit_constants
-from tokenmargin.limits.limit import direction_of_flow
+from tokenmargin.limits.limit import ROUNDING, direction_of_flow
 from tokenmargin.margin import LimitDirection, limit_direction
 from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.attention import PromptObjective
@@ -34,7 +34,6 @@ from tokenmargin.selection import angle, tokens_of_equal_score
 POINTS = 60  # of a path that are fitted, at most
 DECADES = 3.0  # of the norm of a flow that are fitted
 FEWEST = 4  # points that a fit needs
-ROUNDING = 1e-13  # angles and shares below it are rounding, and have no rate
 SMALL = 0.1  # larger angles and shares are not yet those of a limit
 
 

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin.limit_results import LimitDirection
+from tokenmargin.norms import EPS
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates
@@ -89,7 +90,7 @@ class LeadingRisk:
         largest = exponents.max()
         terms = self.pulls * np.exp(exponents - largest)
         total = terms.sum()
-        if not total > len(terms) * np.finfo(float).eps * np.abs(terms).sum():
+        if not total > len(terms) * EPS * np.abs(terms).sum():
             return np.inf, np.zeros_like(w), np.zeros((len(w), len(w)))
         shares = terms / total
         slopes = losing - centres[self.owners]

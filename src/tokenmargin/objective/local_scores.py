@@ -18,6 +18,7 @@ from numpy import ndarray as Array
 from scipy.special import logsumexp, softmax
 
 from tokenmargin._notebook import one_line
+from tokenmargin.norms import EPS
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import (
     Attention,
@@ -99,7 +100,7 @@ class NonlinearHead:
             return np.asarray(self.hessian(x))
         columns = []
         for j in range(x.shape[-1]):
-            h = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(x[..., j]))[..., None]
+            h = np.cbrt(EPS) * np.maximum(1.0, np.abs(x[..., j]))[..., None]
             shift = h * np.eye(1, x.shape[-1], j)[0]
             columns.append((self.gradient(x + shift) - self.gradient(x - shift)) / (2 * h))
         return np.stack(columns, axis=-1)

@@ -13,6 +13,7 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin._notebook import one_line
+from tokenmargin.norms import EPS
 from tokenmargin.plugins import find, own_objects
 
 # Gauss-Legendre nodes on [0, 1]: ten integrate the slopes below to rounding over an interval of length one.
@@ -231,7 +232,7 @@ class CustomLoss(AbstractLoss):
     def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
         if self.second is not None:
             return np.asarray(self.second(u) / self.derivative(u))
-        h = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(u))
+        h = np.cbrt(EPS) * np.maximum(1.0, np.abs(u))
         return np.asarray((self.log_slope(u + h) - self.log_slope(u - h)) / (2 * h))
 
     def constants(self, low: float, high: float) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._statistics import Rng, generator
-from tokenmargin.norms import L1, AbstractNorm
+from tokenmargin.norms import EPS, L1, AbstractNorm
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import Descent, Linearisation
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, LogSigned
@@ -25,7 +25,7 @@ from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates, as_matrix
 from tokenmargin.problem.token_problem import TokenProblem
 
-_NOISE = 8 * float(np.finfo(float).eps)  # a product below this share of its factors cannot be told from rounding
+_NOISE = 8 * EPS  # a product below this share of its factors cannot be told from rounding
 
 
 @dataclass(frozen=True)

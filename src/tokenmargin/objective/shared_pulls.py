@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.norms import EPS
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
@@ -56,7 +57,7 @@ def shared_pulls(
     operations = len(pulls) + 8 + np.abs(slopes)[inputs] + np.abs(logs)[inputs]
     which = shared_differences(problem, inputs, selected[inputs], tokens)
     with np.errstate(invalid="ignore"):
-        errors = np.finfo(float).eps * operations * sizes
+        errors = EPS * operations * sizes
     first = np.unique(which, return_index=True)[1]
     pairs = np.stack([inputs[first], tokens[first]])
     return SharedPulls(pairs, np.bincount(which, weights=pulls), np.bincount(which, weights=errors))

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
+from tokenmargin.norms import EPS
 from tokenmargin.problem.abstract_geometry import as_array, read_only
 
 
@@ -163,7 +164,7 @@ class TokenCorpus(FlatSequences, CountedByLabel):
         weights = (self.labels / self.lengths)[self.sequence]
         sums = np.bincount(self.tokens, weights=weights, minlength=self.size)
         # One rounding per term and one per addition: a sum within that of zero is called zero.
-        noise = 4 * np.finfo(float).eps * np.bincount(self.tokens, weights=np.abs(weights), minlength=self.size)
+        noise = 4 * EPS * np.bincount(self.tokens, weights=np.abs(weights), minlength=self.size)
         return np.where(np.abs(sums) <= noise, 0.0, sums) / self.n
 
     @cached_property

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
+from tokenmargin.norms import EPS
 from tokenmargin.problem.abstract_geometry import (
     AbstractGeometry,
     MaybeArray,
@@ -26,7 +27,6 @@ from tokenmargin.problem.abstract_geometry import (
     read_only,
 )
 
-_EPS = float(np.finfo(float).eps)
 _BLOCK = 128  # differences are formed so many at a time, which keeps the rows they are made of in the caches
 _UNDERFLOW = 1e-150  # squared lengths below its square may have lost digits, or all, to underflow
 
@@ -151,7 +151,7 @@ class Coordinates(AbstractGeometry):
 
     @property
     def noise(self) -> float:
-        return 8 * _EPS
+        return 8 * EPS
 
     def as_gram(self, extra: Float[Array, "k d"] | None = None) -> Gram:
         """The same tokens known by inner products alone; `extra` vectors get the rows m, m+1, ... of the dictionary.
@@ -171,7 +171,7 @@ class Coordinates(AbstractGeometry):
             self.index,
             self.mask,
             centred=products if np.isfinite(products).all() else None,
-            accuracy=0.0 if exact else (self.dimension + 4) * _EPS,
+            accuracy=0.0 if exact else (self.dimension + 4) * EPS,
             rank=self.dimension,
             equal=representative[equal.ravel()],
         )
@@ -231,7 +231,7 @@ class Gram(AbstractGeometry):
         index: ArrayLike,
         mask: MaybeArray = None,
         *,
-        accuracy: float = 16 * _EPS,
+        accuracy: float = 16 * EPS,
         centred: Float[Array, "m m"] | None = None,
         rank: int | None = None,
         equal: Int[Array, " m"] | None = None,
@@ -286,7 +286,7 @@ class Gram(AbstractGeometry):
             return np.zeros((0, 0))
         values, vectors = np.linalg.eigh((products + products.T) / 2)
         # Directions below rounding carry no information: the eigenvalues there are noise of either sign.
-        kept = values > len(values) * _EPS * values.max(initial=0.0)
+        kept = values > len(values) * EPS * values.max(initial=0.0)
         rows = vectors[:, kept] * np.sqrt(values[kept])
         rows[products.diagonal() <= 0] = 0.0  # equal vectors differ by exactly nothing
         return rows
@@ -308,7 +308,7 @@ class Gram(AbstractGeometry):
             products = rows[:, plus] - rows[:, minus]
         noise = np.zeros(len(plus))
         if self.accuracy > 0:
-            noise = np.sqrt(self.accuracy + 4 * _EPS) * sums + _UNDERFLOW
+            noise = np.sqrt(self.accuracy + 4 * EPS) * sums + _UNDERFLOW
         if minus is not None:
             noise[plus == minus] = 0.0
         terms = self.vector_norms[plus] if minus is None else self.vector_norms[plus] + self.vector_norms[minus]
@@ -321,7 +321,7 @@ class Gram(AbstractGeometry):
             return self.equal
         squared = self.squared_norms()
         together = squared[:, None] + squared
-        return read_only((together - 2 * self.matrix <= 8 * _EPS * together).argmax(axis=1))
+        return read_only((together - 2 * self.matrix <= 8 * EPS * together).argmax(axis=1))
 
     @cached_property
     def first_equal(self) -> Int[Array, " m"]:
@@ -329,7 +329,7 @@ class Gram(AbstractGeometry):
 
     @property
     def noise(self) -> float:
-        return float(np.sqrt(8 * _EPS))  # a squared length is known to a few eps of its terms
+        return float(np.sqrt(8 * EPS))  # a squared length is known to a few eps of its terms
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -386,7 +386,7 @@ def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array,
     else:
         rows, index = keys.index.ravel(), np.arange(keys.index.size).reshape(keys.index.shape)
         of_row = np.repeat(np.arange(keys.n), keys.T)
-    known = {"accuracy": keys.accuracy + (z.shape[1] + 4) * float(np.finfo(float).eps)}
+    known = {"accuracy": keys.accuracy + (z.shape[1] + 4) * EPS}
     return Gram(keys.gram_of(rows) * (z @ z.T)[np.ix_(of_row, of_row)], index, keys.mask, **known)
 
 

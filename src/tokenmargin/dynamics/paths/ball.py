@@ -24,7 +24,7 @@ from tokenmargin.objective.local_scores import as_objective
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
-_RATIO = 2.0  # largest factor between two radii of the continuation
+RATIO = 2.0  # largest factor between two radii of the continuation
 SMALLEST = 1e-12  # of a radius: logits of order 1 are known to 1e-16
 _SEARCH_UP_TO = 50.0  # beyond, random starts land where the excess risk is flat to rounding
 _STATIONARY = 1e-9  # of the balance at a minimum inside the ball
@@ -213,7 +213,7 @@ def checked_radii(radii: Sequence[float] | Float[Array, " radii"], *, first: flo
     for radius in wanted:
         last = grid[-1][-1]
         if radius > last:
-            steps = int(np.ceil(np.log(radius / last) / np.log(_RATIO)))
+            steps = int(np.ceil(np.log(radius / last) / np.log(RATIO)))
             between = last * (radius / last) ** (np.arange(1, steps + 1) / steps)
             between[-1] = radius
             grid.append(between)

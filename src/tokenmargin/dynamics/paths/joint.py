@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 
 from tokenmargin._notebook import Tabular
 from tokenmargin._statistics import Rng, generator
-from tokenmargin.dynamics.paths.ball import prompt_landscape
+from tokenmargin.dynamics.paths.ball import RATIO, prompt_landscape
 from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import JointObjective, PromptObjective
@@ -29,7 +29,6 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, select
 
 _ROUNDS = 60
-_RATIO = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +111,7 @@ def _continue_minimum(
     v, p = parts["head"], parts["prompt"]
     points, risks, residuals, before = [], [], [], pairs[0]
     for pair in pairs:
-        steps = max(int(np.ceil(np.log(np.max(pair / before)) / np.log(_RATIO))), 1)
+        steps = max(int(np.ceil(np.log(np.max(pair / before)) / np.log(RATIO))), 1)
         for share in np.arange(1, steps + 1) / steps:
             v, p, risk, residual = _minimise_by_turns(objective, v, p, before * (pair / before) ** share)
         points.append(np.concatenate([v, p]))

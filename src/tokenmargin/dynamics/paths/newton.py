@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
+from tokenmargin.norms import EPS
+
 SecondOrderFunction = Callable[[Array], tuple[float, Array, Array]]
 """Value, gradient and Hessian at a point."""
 
@@ -21,7 +23,7 @@ TOLERANCE = 1e-9
 
 def _tolerance(point: Float[Array, " k"]) -> float:
     """What the residual can be brought to: functions of logits know them to a few eps of the point's length."""
-    return max(TOLERANCE, 32 * np.finfo(float).eps * float(np.linalg.norm(point)))
+    return max(TOLERANCE, 32 * EPS * float(np.linalg.norm(point)))
 
 
 @dataclass(frozen=True, eq=False)

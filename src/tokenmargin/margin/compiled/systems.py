@@ -68,7 +68,7 @@ class StackResult(NamedTuple):
 
 FEWEST_SYSTEMS, MOST_ROWS = 16, 100
 """Systems from which compiled code is worth loading, and constraints up to which it is worth using."""
-_WIDE = 6  # dimensions per constraint from which a single system is worth narrowing
+WIDE = 6  # dimensions per constraint from which a single system is worth narrowing
 
 
 def solve_systems(systems: Systems) -> StackResult:
@@ -134,7 +134,7 @@ def in_fewer_dimensions(rows: Float[Array, "B k r"]) -> Float[Array, "B k s"]:
     Squaring the rows costs digits, but a proposal is judged against the rows themselves.
     """
     B, k, r = rows.shape
-    if r <= k or (B == 1 and r <= _WIDE * k):
+    if r <= k or (B == 1 and r <= WIDE * k):
         return rows
     try:
         return np.linalg.cholesky(np.matmul(rows, rows.transpose(0, 2, 1)))

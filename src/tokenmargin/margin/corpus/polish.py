@@ -16,6 +16,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from tokenmargin.margin.certificate import TOLERANCE
 from tokenmargin.margin.corpus.pairs import Differences, Proposal
+from tokenmargin.norms import EPS
 
 ROUNDS = 12
 """Corrections of the active set, and of the digits of its solution."""
@@ -132,7 +133,7 @@ def _factor_with_ridge(matrix: Float[Array, "n n"], ridge: float) -> _Solve:
     Where rounding leaves no factorisation the ridge grows, tenfold each time.
     """
     diagonal = matrix.diagonal()
-    diagonal = np.maximum(diagonal, np.finfo(float).eps * diagonal.max()) if diagonal.any() else diagonal + 1
+    diagonal = np.maximum(diagonal, EPS * diagonal.max()) if diagonal.any() else diagonal + 1
     while True:
         raised = matrix.copy()
         np.fill_diagonal(raised, (1 + ridge) * diagonal)

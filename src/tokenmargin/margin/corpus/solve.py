@@ -23,7 +23,7 @@ from tokenmargin.margin.corpus.pairs import Differences, Proposal, RowPairs, tra
 from tokenmargin.margin.corpus.routes import cutting_planes, interior_point
 from tokenmargin.margin.single.refine import infeasibility_proof
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
-from tokenmargin.norms import AbstractNorm, LpNorm, as_norm
+from tokenmargin.norms import EPS, AbstractNorm, LpNorm, as_norm
 
 Route = Literal["cuts", "interior"]
 
@@ -96,7 +96,7 @@ def _routes(
     """The way to solve these constraints, and others for what it leaves open."""
     d = rows.vectors.shape[1]
     interior = partial(interior_point, rows, gap=gap, progress=progress)
-    if rows.lengths().min() <= np.finfo(float).eps * np.abs(rows.vectors).max():
+    if rows.lengths().min() <= EPS * np.abs(rows.vectors).max():
         yield partial(refute_equal_tokens, rows)
     if route == "interior" or (route is None and d >= WIDE):
         yield interior
@@ -130,7 +130,7 @@ class Ties:
     def __init__(self, vectors: Float[Array, "m d"], ties: Int[Array, "q 2"]) -> None:
         differences = vectors[ties[:, 0]] - vectors[ties[:, 1]]
         left, sizes, axes = np.linalg.svd(differences, full_matrices=False)
-        kept = sizes > max(differences.shape) * np.finfo(float).eps * sizes.max(initial=0.0)
+        kept = sizes > max(differences.shape) * EPS * sizes.max(initial=0.0)
         self.axes = axes[kept]
         self._inverse = left[:, kept] / sizes[kept]
         self.projected = vectors - (vectors @ self.axes.T) @ self.axes if len(ties) else vectors

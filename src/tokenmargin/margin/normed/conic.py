@@ -149,12 +149,7 @@ def _iterate_spectral(
         Z = factors[1].T @ factors[1]
         # Equalities enter as inequalities with a very stiff spring; the slack of an equality is zero.
         stiff = np.where(tied, 1e10 * np.abs(m).max(), np.divide(m, s, out=np.ones(k), where=free))
-        bent = _symmetric(X @ Z)
-        system = np.zeros((a * b + 1, a * b + 1))
-        system[:-1, :-1] = _operator_matrix(X, Z, a) + (flat.T * stiff) @ flat
-        system[-1, :-1] = system[:-1, -1] = 2 * bent[:a, a:].ravel()
-        system[-1, -1] = np.trace(bent)
-        solve = _refined_solver(system)
+        solve = _refined_solver(_step_matrix(X, Z, a, (flat.T * stiff) @ flat))
         mean = gap / (a + b + free.sum())
         second, change, centre = np.zeros_like(X), -s * m, 0.0
         for corrected in range(2):
@@ -177,6 +172,18 @@ def _iterate_spectral(
                 second, change = _symmetric(dX @ dS @ Z), centre - s * m - ds * dm
         w, t, s = w + forward * dw, t + forward * dt, s + forward * ds
         X, m = X + backward * dX, m + backward * dm
+
+
+def _step_matrix(
+    X: Float[Array, "a+b a+b"], Z: Float[Array, "a+b a+b"], a: int, springs: Float[Array, "ab ab"]
+) -> Float[Array, "ab+1 ab+1"]:
+    """The matrix of a step in w and t, once those of X, the slacks and the multipliers are eliminated."""
+    bent = _symmetric(X @ Z)  # t stands on the diagonal of the block matrix, w beside it
+    out = np.zeros((len(springs) + 1, len(springs) + 1))
+    out[:-1, :-1] = _operator_matrix(X, Z, a) + springs
+    out[-1, :-1] = out[:-1, -1] = 2 * bent[:a, a:].ravel()
+    out[-1, -1] = np.trace(bent)
+    return out
 
 
 def _spectral_proposals(

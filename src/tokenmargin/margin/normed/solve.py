@@ -33,7 +33,7 @@ from tokenmargin.margin.normed.faces import (
     polish_proposal,
     trim_proposal,
 )
-from tokenmargin.margin.single.solver import solve
+from tokenmargin.margin.single.solver import SPREAD, solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import EPS, AbstractNorm, CustomNorm, LpNorm, SchattenNorm, as_norm
 from tokenmargin.problem.geometry import Coordinates
@@ -108,7 +108,6 @@ def judge_proposal(
 
 
 _WIDE = 600  # size up to which the larger linear system is worth trying
-_SPREAD = 1e3  # ratio of lengths, and of bounds, up to which rows need no scaling of their own
 _RANGE = 1e60  # sizes up to this, and down to its reciprocal, have products without under- or overflow
 _SHORT = 1e-6  # share of a vector by which it may be moved
 
@@ -168,10 +167,10 @@ def _well_scaled(constraints: Constraints) -> Systems | None:
     rows, bound = constraints.rows(), constraints.bound
     squares = np.einsum("kr,kr->k", rows, rows)
     longest, shortest = squares.max(initial=0.0) ** 0.5, squares.min(initial=np.inf) ** 0.5
-    if not (1 / _RANGE < longest < _RANGE and longest <= _SPREAD * shortest and bound.max() == 1):
+    if not (1 / _RANGE < longest < _RANGE and longest <= SPREAD * shortest and bound.max() == 1):
         return None
     asked = bound > 0
-    if bound.min(where=asked, initial=1.0) < 1 / _SPREAD:
+    if bound.min(where=asked, initial=1.0) < 1 / SPREAD:
         return None
     power = 2.0 ** math.frexp(longest)[1]
     size = np.where(asked, bound, 1.0)[None]

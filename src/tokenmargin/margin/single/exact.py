@@ -9,7 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import Residuals, Systems
@@ -132,21 +132,26 @@ def _eliminate(matrix: list[list[int]]) -> list[int]:
     return pivots
 
 
+def _rows_near_their_bound(
+    one: Systems, multipliers: Float[Array, " k"], vector: Float[Array, " r"], norm: float
+) -> Int[Array, " looked"]:
+    """Constraints with a multiplier, ties, and those without room for all rounding."""
+    near = one.rows[0] @ vector - one.bound[0] < (len(vector) + 4) * EPS * norm
+    return np.flatnonzero((multipliers != 0) | near | (False if one.equality is None else one.equality))
+
+
 def exact_residuals(one: Systems, multipliers: Float[Array, " k"], vector: Float[Array, " r"]) -> Residuals | None:
     """`kkt_residuals` in exact arithmetic, rounded at the end; None where the rows are not known exactly or too many.
 
     Constraints that hold with room for all rounding are not looked at again.
     """
     rows, bound, size = one.rows[0], one.bound[0], one.size[0]
-    r = rows.shape[1]
     norm = float(np.linalg.norm(vector))
-    if not 0 < norm < np.inf or not np.isfinite(multipliers).all():
+    if not 0 < norm < np.inf or not np.isfinite(multipliers).all() or not multipliers.any():
         return None
-    held = multipliers != 0
-    near = rows @ vector - bound < (r + 4) * EPS * norm
-    looked = np.flatnonzero(held | near | (False if one.equality is None else one.equality))
+    looked = _rows_near_their_bound(one, multipliers, vector, norm)
     lost = None if one.lost is None else one.lost[0][looked]
-    if len(looked) * r > _MOST_PRODUCTS or (lost is not None and not np.isfinite(lost).all()) or not held.any():
+    if len(looked) * rows.shape[1] > _MOST_PRODUCTS or (lost is not None and not np.isfinite(lost).all()):
         return None
     matrix, of_rows = _integers(rows[looked], lost)
     y, of_y = _integers(vector)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE, TOLERANCE, kkt_residuals, rescale_exactly
-from tokenmargin.margin.compiled.systems import solve_systems
+from tokenmargin.margin.compiled.systems import WIDE, solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.single.exact import surely_positive
 from tokenmargin.margin.single.proposals import least_distance, many_can_wait, propose_from_many, shortest_vector
@@ -108,8 +108,7 @@ def _infeasible(
 
 
 _LARGEST = 10_000  # numbers in the rows, beyond which the general path wins unless most constraints can wait
-_WIDE = 6  # dimensions per constraint beyond which the general path narrows the rows first
-_SPREAD = 1e3  # ratio of lengths, and of bounds, up to which rows need no scaling of their own
+SPREAD = 1e3  # ratio of lengths, and of bounds, up to which rows need no scaling of their own
 _RANGE = 1e140  # lengths up to this, and down to its reciprocal, have squares
 
 
@@ -130,12 +129,12 @@ def solve_at_once(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Prove
     """
     k, r = rows.shape
     large = rows.size > _LARGEST
-    if not rows.size or r > _WIDE * k or (large and not many_can_wait(k, r)):
+    if not rows.size or r > WIDE * k or (large and not many_can_wait(k, r)):
         return None
     squares = np.einsum("kr,kr->k", rows, rows)
     shortest, longest = squares.item(squares.argmin()) ** 0.5, squares.item(squares.argmax()) ** 0.5
     least, most = bound.item(bound.argmin()), bound.item(bound.argmax())
-    if not (1 / _RANGE < longest <= _SPREAD * shortest and longest < _RANGE and 0 < most <= _SPREAD * least):
+    if not (1 / _RANGE < longest <= SPREAD * shortest and longest < _RANGE and 0 < most <= SPREAD * least):
         return None
     scale = shortest / most  # the solver's tolerances are for vectors of length about 1
     scaled = bound * scale

@@ -14,7 +14,7 @@ from tokenmargin.objective.embedding import EmbeddingObjective, FirstStep
 from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, below, seen
-from tokenmargin.theory.evidence import FollowedFlow
+from tokenmargin.theory.evidence import TIE, FollowedFlow
 from tokenmargin.theory.paper_a.conditions import theorem5_conditions, true_of_most_draws, without_subject
 from tokenmargin.theory.paper_a.first_step import promised_margins, risk_bound
 from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, in_the_regime, seen_in_the_limit
@@ -22,8 +22,6 @@ from tokenmargin.theory.paper_a.leading_pairs import Pairs, choices, local_optim
 from tokenmargin.theory.paper_a.only_important import aligned_start, largest_mu
 from tokenmargin.theory.settings import EmbeddingInstance
 
-TIE = 1e-2
-"""Logits of a long p that are within this share of its length are those of a tie in the limit."""
 FAR = 30.0
 """How many times the max-margin vector of a rival (D1) and (D2) are compared at."""
 Links = dict[str, tuple[float, float]]

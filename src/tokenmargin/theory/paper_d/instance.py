@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from tokenmargin.limits import Limit, NextTokenLimit, limit_of, next_token_limit
 from tokenmargin.margin import MarginSolution
 from tokenmargin.margin.graph_margin import active_subspace, cyclic_subspace, graph_margin, node_vectors, unit_rows
+from tokenmargin.norms import EPS
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import (
     AbstractLoss,
@@ -305,7 +306,7 @@ class FlatLoss(AbstractLoss):
 
     def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
         v = 1 - np.asarray(u)
-        size = np.maximum(np.abs(v), np.finfo(float).eps)  # as u = 1 is known
+        size = np.maximum(np.abs(v), EPS)  # as u = 1 is known
         return np.asarray(-np.where(v < 0, -1.0, 1.0) * (1 / size + 1 / (2 + size) - 2 / (1 + size)))
 
     def constants(self, low: float, high: float) -> tuple[float, float]:
