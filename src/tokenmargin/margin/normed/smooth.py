@@ -90,7 +90,7 @@ def smooth_interior_point(rows, bound, tied, p, by_rows, enough):
 @summing
 @no_type_check
 def newton_on_active(rows, bound, p, x, m):
-    """For p < 2, in place: the constraints with multipliers made equalities, as `faces._newton` does."""
+    """For p < 2, in place: the constraints with multipliers made equalities, as `faces._newton_in_multipliers` does."""
     k, r = rows.shape
     a = 0
     for j in range(k):

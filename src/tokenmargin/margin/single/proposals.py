@@ -151,7 +151,7 @@ def propose_from_many(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> F
 
 
 def propose_by_cuts(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Float[Array, " k"]:
-    """Multipliers of a system with many more constraints than dimensions; zeros when it seems infeasible.
+    """As `propose_from_many`, by cutting planes alone.
 
     Only a fraction of the constraints ever come into play, so the solver's steps cost a fraction too.
     """
