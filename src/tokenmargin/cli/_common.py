@@ -32,7 +32,7 @@ Number = TypeVar("Number", int, float)
 Seed = Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**32))]
 """A seed on the command line."""
 Json: TypeAlias = Annotated[bool, Parameter(help="Write one JSON object to standard output.")]
-ModelFolder: TypeAlias = Annotated[Path, Parameter(help="A model folder, written by tokenmargin fit.")]
+ModelFolder: TypeAlias = Annotated[Path, Parameter(help="A model folder, written by tokenmargin fit or train.")]
 TextColumn: TypeAlias = Annotated[str, Parameter(help="The column with the texts.")]
 LabelColumn: TypeAlias = Annotated[str, Parameter(help="The column with the labels.")]
 Encoding: TypeAlias = Annotated[

@@ -54,7 +54,7 @@ def explain(
 
         tokenmargin explain model "What a dreadful ferry!"
         tokenmargin explain model "What a dreadful ferry!" --replace dreadful=lovely
-        tokenmargin explain model "What a dreadful ferry!" --target positive --json
+        tokenmargin explain model "What a dreadful ferry!" --target 1 --json
 
     Parameters
     ----------

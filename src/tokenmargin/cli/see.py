@@ -138,7 +138,7 @@ def playground(
     host:
         Address to listen on. Anything but loopback lets other computers in.
     model:
-        A model folder of two classes to explain texts with, written by tokenmargin fit.
+        A model folder of two classes to explain texts with, written by tokenmargin fit or train.
     no_browser:
         Do not open the page.
     """
@@ -192,8 +192,8 @@ def explore(
     out:
         The file to write.
     model:
-        A model folder of two classes, written by tokenmargin fit, that goes into the page and decides the reader's own
-        words; without one, a small example of 112 words does.
+        A model folder of two classes, written by tokenmargin fit or train, that goes into the page and decides the
+        reader's own words; without one, a small example of 112 words does.
     open_it:
         Open the page in the browser.
     """

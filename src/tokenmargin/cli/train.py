@@ -81,8 +81,8 @@ def train(
 ) -> int:
     """Train, and say which tokens the model selects.
 
-    A run found in the folder is resumed. Ctrl-C ends it after the step in hand, with a checkpoint. Exit code 1 when it
-    was interrupted. Started by torchrun, the processes train one model together.
+    A run found in the folder is resumed. Ctrl-C ends it after the step in hand, with a checkpoint and the exit
+    code 130. Started by torchrun, the processes train one model together.
 
     Examples:
 

@@ -112,7 +112,7 @@ def verify(
         Which claim, such as A.theorem5 (trained embeddings) or B.lemma7 (max-margin token selection), one that another
         package adds, or MODULE:OBJECT.
     problem:
-        For claims about a problem (paper B): a problem file, or a figure's name.
+        For claims about a problem (papers B and C, and our own): a problem file, or a figure's name.
     corpus:
         For claims about a corpus (paper A): labelled text (.csv, .tsv, .jsonl, .parquet, or a folder for each label;
         words are cut at blanks), or ids written by tokenmargin prepare. Without a claim: its frequencies (3), the
@@ -270,7 +270,7 @@ def _print_reports(reports: tuple[Report, ...], *, full: bool) -> None:
         _print_claim(console, reports[0].claim)
     counts = ", ".join(f"{sum(r.verdict == verdict for r in reports)} {verdict}" for verdict in _COLOURS)
     odd = sum(not report.as_expected for report in reports)
-    print_message(f"\n{len(reports)} checks: {counts}; {odd or 'none'} other than documented")
+    print_message(f"\n{len(reports)} check{'s' * (len(reports) != 1)}: {counts}; {odd or 'none'} other than documented")
 
 
 def _print_check(console: Console, report: Report, *, full: bool) -> None:
