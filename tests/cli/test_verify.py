@@ -96,7 +96,7 @@ def test_a_given_problem_as_a_table(capsys):
     captured = capsys.readouterr()
     for words in ("B.lemma4", "holds", "lead of the optimal score", "measured", "slack", "Evidence: sampled"):
         assert words in captured.out
-    assert "1 checks: 1 holds" in captured.err
+    assert "1 check: 1 holds" in captured.err
 
 
 def test_a_problem_that_breaks_a_printed_claim(tmp_path):
