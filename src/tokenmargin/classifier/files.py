@@ -92,10 +92,22 @@ def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any],
     }
     if light:
         arrays |= {name: arrays[name].astype(np.float32) for name in ("logits", "values")}
-    (folder / "model.safetensors").touch()
-    mode = stat.S_IMODE((folder / "model.safetensors").stat().st_mode)
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
-    (folder / "model.safetensors").chmod(mode)  # safetensors makes files for their owner alone, whatever the umask
+    tensors = folder / "model.safetensors"
+    tensors.touch()
+    mode = stat.S_IMODE(tensors.stat().st_mode)
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, tensors)
+    tensors.chmod(mode)  # safetensors makes files for their owner alone, whatever the umask
+    described = json.dumps(_described_tokenizer(model), ensure_ascii=False, separators=(",", ":"))
+    (folder / "tokenizer.json").write_text(described, encoding="utf-8")
+    # A path in the notes may have bytes that are no UTF-8: they are kept as escapes, which JSON reads as they were.
+    (folder / "README.md").write_text(_card(model, notes), encoding="utf-8", errors="backslashreplace")
+    digests = {name: file_digest(folder / name) for name in FILES}
+    content = json.dumps(_settings_and_notes(model, notes) | {"sha256": digests}, ensure_ascii=False, indent=1) + "\n"
+    (folder / "config.json").write_text(content, encoding="utf-8", errors="backslashreplace")
+
+
+def _described_tokenizer(model: TokenSelectionClassifier) -> dict[str, Any]:
+    """The tokenizer and the vocabulary, as JSON can hold them."""
     tokenizer = model.tokenizer
     described: dict[str, Any] = {"kind": describe_tokenizer(tokenizer), **model.vocabulary_.json_content()}
     if hasattr(tokenizer, "to_str"):
@@ -104,28 +116,24 @@ def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any],
         described |= {"kind": "pipeline", "choices": tokenizer.describe()}
     elif not isinstance(tokenizer, str):
         described["kind"] = f"callable {describe_tokenizer(tokenizer)}"
-    (folder / "tokenizer.json").write_text(
-        json.dumps(described, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
-    )
-    # A path in the notes may have bytes that are no UTF-8: they are kept as escapes, which JSON reads as they were.
-    (folder / "README.md").write_text(_card(model, notes), encoding="utf-8", errors="backslashreplace")
-    settings = {name: value for name in SETTINGS if (value := getattr(model, name)) is not None}
-    config = {
+    return described
+
+
+def _settings_and_notes(model: TokenSelectionClassifier, notes: dict[str, Any]) -> dict[str, Any]:
+    """What `config.json` says beside the digests of the other files."""
+    return {
         "kind": KIND,
         "format": FORMAT if model.buckets is not None else UNHASHED,
         "version": __version__,
         "classes": model.classes_.tolist(),
         "class_type": model.classes_.dtype.str if model.classes_.dtype.kind != "O" else "object",
-        "settings": settings,
+        "settings": {name: value for name in SETTINGS if (value := getattr(model, name)) is not None},
         "chosen": asdict(model.chosen_),
         "texts": model.n_texts_,
         "duplicates": model.n_duplicates_,
         "validation": asdict(model.validation_) if model.validation_ else None,
         "notes": notes,
-        "sha256": {name: file_digest(folder / name) for name in FILES},
     }
-    content = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
-    (folder / "config.json").write_text(content, encoding="utf-8", errors="backslashreplace")
 
 
 def _card(model: TokenSelectionClassifier, notes: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from tokenmargin.cli._common import (
     share_bar,
     usage_errors,
 )
-from tokenmargin.cli._paths import MEMORY, Settings, load_run, problem_digest, run_file, save_run
+from tokenmargin.cli._kept_runs import MEMORY, Settings, load_run, problem_digest, run_file, save_run
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array

@@ -20,7 +20,8 @@ from tokenmargin.cli._common import (
     share_bar,
     usage_errors,
 )
-from tokenmargin.cli._paths import MEMORY, load_run, path_report, print_report, problem_digest, run_file, save_run
+from tokenmargin.cli._kept_runs import MEMORY, load_run, problem_digest, run_file, save_run
+from tokenmargin.cli._path_report import path_report, print_report
 from tokenmargin.plugins import OWN
 
 if TYPE_CHECKING:

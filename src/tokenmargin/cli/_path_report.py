@@ -1,21 +1,15 @@
-"""Paths of training on the command line: the report of one, and runs kept in a file (`--save`)."""
+"""The report of a path of training, as plain values and as people read it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, print_facts, print_message, vector_text
+from tokenmargin.cli._common import print_facts, vector_text
 
 if TYPE_CHECKING:
-    from numpy import ndarray as Array
-
     from tokenmargin.dynamics import FlowPath, Trajectory
     from tokenmargin.margin import MarginSolution
     from tokenmargin.problem.abstract_geometry import AbstractGeometry
-    from tokenmargin.problem.token_problem import TokenProblem
 
 
 def _compared_direction(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | float | None], Any]:
@@ -112,103 +106,63 @@ def print_report(report: dict[str, Any], keys: AbstractGeometry) -> None:
     """Print the report of a path in a problem with these keys."""
     import numpy as np
 
-    from tokenmargin.problem.names import token_name
-
-    direction, facts = report["direction"], []
     with np.printoptions(precision=6, suppress=True, threshold=12):
-        facts += [
+        facts = [
             ("final", vector_text(report["final"], keys)),
             ("norm", f"{report['norm']:.6g} after {report['steps']} steps"),
+            ("loss", f"{report['loss']:.6g}"),
+            *(_flow_facts(report) if "stop" in report else []),
+            ("selected", f"{_selected_text(report['selected'])} (mean weight {report['saturation']:.6f})"),
         ]
-        facts.append(("loss", f"{report['loss']:.6g}"))
-        if "stop" in report:
-            when = f"exp({report['log_time']:.6g})" if np.isfinite(report["log_time"]) else "0"
-            facts.append(("flow", f"stopped by {report['stop']} at time {when}"))
-            if report["unfinished"]:
-                facts.append(("", report["unfinished"]))
-            if report["finite_part"] is not None:
-                held = "the limit is a direction and a finite part"
-                if report["stop"] != "norm" or not report["finite_part_curvature"] > 0:
-                    held = "followed as a direction and a finite part, which is not settled"
-                facts.append(("", f"{held}: {report['finite_part']}"))
-            if report["decided_by_rounding"]:
-                facts.append(("", "decided by rounding: the path was unstable (an axis of symmetry, say)"))
-        sets = [np.atleast_1d(tokens).tolist() for tokens in report["selected"]]
-        tokens = " ".join("+".join(token_name(i, t) for t in row) for i, row in enumerate(sets))
-        facts.append(("selected", f"{tokens} (mean weight {report['saturation']:.6f})"))
         if (exact := report["exact_weights"]) is not None:
             shortest = exact["shortest_norm"]
             can = "" if shortest is None else f"; |p| = {shortest:.6g} can do"
-            facts.append(
-                ("exact", f"one weight per input: ahead by {exact['ahead']:.6g}, {exact['needed']:g} needed{can}")
-            )
-        if report.get("stop") == "stationary" and report["exact_weights"] is None:
-            facts.append(("direction", "none: p is at rest, at a stationary point"))
-        elif report["angle"] is None:
-            optimal = direction["status"] == "optimal"
-            why = (
-                "every p selects these tokens"
-                if optimal and not np.any(direction["vector"])
-                else ("p is zero" if optimal else f"the selection is {direction['status']}")
-            )
-            facts.append(("direction", f"none to compare with: {why}"))
-        else:
-            kind = "" if direction["kind"] is None else f"{direction['kind']}, "
-            evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"
-            facts.append(("direction", f"{vector_text(direction['vector'], keys)} ({evidence})"))
-            if direction["norm"] != "l2" and direction["share"] is not None:
-                facts.append(("margin", f"{direction['share']:.6f} of the largest in the norm {direction['norm']}"))
-            facts.append(("angle", f"{report['angle']:.3e} rad (cosine {report['cosine']:.8f})"))
-        print_facts((name, str(value)) for name, value in facts)
+            told = f"one weight per input: ahead by {exact['ahead']:.6g}, {exact['needed']:g} needed{can}"
+            facts.append(("exact", told))
+        print_facts(facts + _direction_facts(report, keys))
 
 
-LARGEST = 4 << 30  # bytes of a run in memory: a small file cannot ask for more
-MEMORY = "memory_"  # what the method remembers stands in a kept run under such names
-Settings = Mapping[str, str | int | float | None]
+def _flow_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Why the gradient flow stopped, and what of its end is not settled."""
+    from math import isfinite
+
+    when = f"exp({report['log_time']:.6g})" if isfinite(report["log_time"]) else "0"
+    facts = [("flow", f"stopped by {report['stop']} at time {when}")]
+    if report["unfinished"]:
+        facts.append(("", str(report["unfinished"])))
+    if report["finite_part"] is not None:
+        held = "the limit is a direction and a finite part"
+        if report["stop"] != "norm" or not report["finite_part_curvature"] > 0:
+            held = "followed as a direction and a finite part, which is not settled"
+        facts.append(("", f"{held}: {report['finite_part']}"))
+    if report["decided_by_rounding"]:
+        facts.append(("", "decided by rounding: the path was unstable (an axis of symmetry, say)"))
+    return facts
 
 
-def problem_digest(problem: TokenProblem) -> str:
-    """A name for the content of a problem."""
-    from tokenmargin._files import arrays_digest
-
-    return arrays_digest(problem.fields())[:16]
-
-
-def run_file(save: Path | None, resume: Path | None) -> Path | None:
-    """Where a run is kept: the file of `--save`, or that of `--resume`."""
-    file = resume if save is None else save
-    if file is not None and file.suffix != ".npz":
-        raise UsageError(f"a run is kept in a .npz file, got {file.name!r}")
-    return file
-
-
-def save_run(path: Path, arrays: Mapping[str, Array], settings: Settings) -> None:
-    """Write arrays and settings as a `.npz` file, whole or not at all."""
+def _selected_text(selected: Any) -> str:
+    """The selected tokens of each input, several of one input joined by `+`."""
     import numpy as np
 
-    from tokenmargin._files import arrays_digest, seal_record, write_arrays
+    from tokenmargin.problem.names import token_name
 
-    record = json.dumps(seal_record({**settings, "sha256": arrays_digest(arrays)}))
-    write_arrays(path, {**arrays, "settings": np.array(record)})
-    print_message(f"wrote {path}")
+    sets = [np.atleast_1d(tokens).tolist() for tokens in selected]
+    return " ".join("+".join(token_name(i, t) for t in tokens) for i, tokens in enumerate(sets))
 
 
-def load_run(path: Path, settings: Settings) -> dict[str, Array]:
-    """The arrays of a kept run, refused when it was another problem's or made with other settings."""
-    from tokenmargin._files import arrays_digest, open_sealed, read_arrays
-
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file; --resume goes on with a run that was kept with --save")
-    try:
-        arrays = read_arrays(path, largest=LARGEST)
-        kept = open_sealed(json.loads(str(arrays.pop("settings"))))
-        if kept["sha256"] != arrays_digest(arrays):
-            raise ValueError("its checksum differs")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{path}: not a run kept with --save, or damaged ({error})") from error
-    for name, ours in settings.items():
-        if kept.get(name) != ours:
-            raise UsageError(
-                f"{path} is a run with {name} = {kept.get(name)!r}, not {ours!r}; give the same, or start anew"
-            )
-    return arrays
+def _direction_facts(report: dict[str, Any], keys: AbstractGeometry) -> list[tuple[str, str]]:
+    """The direction that the path is compared with, and how far from it the path ends; or why there is none."""
+    direction = report["direction"]
+    if report.get("stop") == "stationary" and report["exact_weights"] is None:
+        return [("direction", "none: p is at rest, at a stationary point")]
+    if report["angle"] is None:
+        why = f"the selection is {direction['status']}"
+        if direction["status"] == "optimal":
+            why = "p is zero" if direction["vector"].any() else "every p selects these tokens"
+        return [("direction", f"none to compare with: {why}")]
+    kind = "" if direction["kind"] is None else f"{direction['kind']}, "
+    evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"
+    facts = [("direction", f"{vector_text(direction['vector'], keys)} ({evidence})")]
+    if direction["norm"] != "l2" and direction["share"] is not None:
+        facts.append(("margin", f"{direction['share']:.6f} of the largest in the norm {direction['norm']}"))
+    return [*facts, ("angle", f"{report['angle']:.3e} rad (cosine {report['cosine']:.8f})")]
