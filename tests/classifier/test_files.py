@@ -36,6 +36,15 @@ def test_same_decisions(folder, texts):
     assert "data: sentences" in (folder / "README.md").read_text()
 
 
+def test_a_fit_that_chose_nothing_is_kept_in_plain_json(tmp_path):
+    model = TokenSelectionClassifier(min_count=1, exponent=1.0).fit(["a good day", "a bad day"] * 4, ["pos", "neg"] * 4)
+    assert np.isnan(model.chosen_.log_loss)
+    folder = save_model(model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text(), parse_constant=pytest.fail)
+    assert config["chosen"]["log_loss"] is None
+    assert np.isnan(load_model(folder).chosen_.log_loss)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "README.md"])
 def test_damage_is_refused(folder, name):
     content = bytearray((folder / name).read_bytes())

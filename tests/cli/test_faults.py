@@ -77,12 +77,14 @@ def test_a_file_where_a_folder_is_needed_is_one_line(capsys, tmp_path, corpus) -
     (tmp_path / "file").write_text("")
     for arguments in (
         ("sweep", "fig1b", "--over", "steps=5", "--out", tmp_path / "file"),
+        ("reproduce", "fig1b", "--out", tmp_path / "file"),
         ("prepare", corpus, "--out", tmp_path / "file"),
         ("prepare", corpus, "--out", tmp_path / "file" / "x.safetensors"),
     ):
         code, _, error = run(capsys, *arguments)
         assert code in (1, 2), arguments
         assert "Traceback" not in error
+        assert "Errno" not in error
     assert (tmp_path / "file").read_bytes() == b""
 
 

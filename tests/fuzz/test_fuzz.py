@@ -8,15 +8,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 from benchmarks.fuzz import SURFACES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fuzz.calls import WITHOUT, called
 from tests.fuzz.harness import fuzz
 from tests.fuzz.samples import Samples
 
+import tokenmargin
 from tokenmargin._files import open_sealed, seal_record
 from tokenmargin.data.sources import read_labelled
 from tokenmargin.data.table_files import SourceError
@@ -52,6 +55,12 @@ def here(samples, monkeypatch) -> None:
 
 def test_every_surface_is_tried() -> None:
     assert COUNTS.keys() == SURFACES.keys()
+
+
+def test_every_public_name_is_called() -> None:
+    public = {name for name in dir(tokenmargin) if not name.startswith("_")}
+    public -= {name for name in public if isinstance(getattr(tokenmargin, name), ModuleType)}
+    assert public - called() == WITHOUT
 
 
 @pytest.mark.parametrize("name", SURFACES)

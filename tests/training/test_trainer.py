@@ -14,7 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import tokenmargin as tm
 from tokenmargin._files import locked_folder
+from tokenmargin.data.pipeline import Pipeline
+from tokenmargin.training.batches import training_data
 from tokenmargin.training.checkpoint import load_checkpoint, save_checkpoint
 from tokenmargin.training.config import TrainingConfig
 from tokenmargin.training.trainer import train
@@ -30,6 +33,15 @@ def short_data(ragged):
 def same(ours, theirs) -> bool:
     pairs = zip(ours.model.tensors().values(), theirs.model.tensors().values(), strict=True)
     return ours.metrics == theirs.metrics and all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_texts_and_corpora_are_trained_on_as_they_are():
+    texts = tm.prepare(["a good film", "a bad film", "good tea"] * 4, [1, -1, 1] * 4, Pipeline(minimum_count=1))
+    runs = [train(form, CONFIG) for form in (texts, texts.corpus(), training_data(texts))]
+    assert same(runs[0], runs[1])
+    assert same(runs[0], runs[2])
+    with pytest.raises(TypeError, match=r"training needs prepared texts .* got list"):
+        train(["a good film"], CONFIG)
 
 
 def test_schedule_and_metrics(data, tmp_path):

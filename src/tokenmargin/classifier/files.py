@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin._files import atomic_folder, file_digest
+from tokenmargin._files import atomic_folder, file_digest, plain
 from tokenmargin._version import __version__
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.fitting import Validation
@@ -128,7 +128,7 @@ def _settings_and_notes(model: TokenSelectionClassifier, notes: dict[str, Any]) 
         "classes": model.classes_.tolist(),
         "class_type": model.classes_.dtype.str if model.classes_.dtype.kind != "O" else "object",
         "settings": {name: value for name in SETTINGS if (value := getattr(model, name)) is not None},
-        "chosen": asdict(model.chosen_),
+        "chosen": plain(asdict(model.chosen_)),
         "texts": model.n_texts_,
         "duplicates": model.n_duplicates_,
         "validation": asdict(model.validation_) if model.validation_ else None,
@@ -276,6 +276,8 @@ def _choices_of_file(config: dict[str, Any]) -> FitChoice:
     found = dict(config.get("chosen", {"exponent": 1.0}))
     if config["format"] == 3:
         found |= {"log_loss": found.pop("loss"), "offset": 1 - found["temperature"]}
+    if found.get("log_loss") is None:  # JSON has no NaN
+        found["log_loss"] = float("nan")
     partners = tuple(Partner(**one) for one in found.pop("partners", ()))
     return FitChoice(**found, partners=partners)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from tokenmargin._version import __version__
-from tokenmargin.cli._common import INTERRUPTED, UsageError, plugin_lines, print_error
+from tokenmargin.cli._common import INTERRUPTED, UsageError, plugin_lines, print_error, system_line
 from tokenmargin.cli.basins import basins
 from tokenmargin.cli.evolve import evolve
 from tokenmargin.cli.explain import explain, predict
@@ -110,8 +110,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(f"not enough memory{f' ({error})' if str(error) else ''}; ask for less, or use a larger machine")
         return 1
     except OSError as error:  # a full disk, a place where nothing may be written, something in the way
-        print_error(
-            f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error.strerror or str(error)
-        )
+        print_error(system_line(error))
         return 1
     return code if isinstance(code, int) else 0

@@ -183,6 +183,13 @@ def print_error(message: str) -> None:
     print(f"error: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
 
 
+def system_line(error: OSError) -> str:
+    """What the system refused, and of which place."""
+    if error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return error.strerror or str(error)
+
+
 def end_code(*, interrupted: bool) -> int:
     """The exit code of a command that keeps its results when Ctrl-C ends it; if it did, an error line says so."""
     if interrupted:

@@ -20,6 +20,7 @@ from tokenmargin.cli._common import (
     needs_extra,
     print_message,
     share_bar,
+    system_line,
     usage_errors,
 )
 
@@ -117,6 +118,8 @@ def _run_all(
                 run = run_one(experiment)
                 runs.append((experiment, run))
                 print_message(_findings_as_text(run.result(experiment)), markup=True)
+            except OSError as error:
+                reason, failed = f"failed: {system_line(error)}", True
             except Exception as error:
                 reason, failed = f"failed: {type(error).__name__}: {error}", True
         if reason:

@@ -173,18 +173,15 @@ def _train_shown(data: Sequences, config: TrainingConfig, out: Path, split: Abst
 
 def _open_prepared(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, ...], CountedByLabel]:
     """The training data, vocabulary and frequencies of a prepared file, or of a folder of shards."""
-    import numpy as np
-
     from tokenmargin.data.prepared import load_prepared
     from tokenmargin.data.sharded.slices import load_sharded
-    from tokenmargin.training.batches import MappedSequences, TokenData
+    from tokenmargin.training.batches import MappedSequences, training_data
 
     if prepared.is_dir():
         corpus = load_sharded(prepared)
         return MappedSequences.of(corpus.shards, m=corpus.m, device=device), corpus.vocabulary, corpus
     text = load_prepared(prepared)
-    data = TokenData.of(text.ids, np.asarray(text.offsets), text.labels, m=text.m, device=device)
-    return data, text.vocabulary, text.corpus()
+    return training_data(text, device=device), text.vocabulary, text.corpus()
 
 
 def _margin_as_data(result: TrainingRun, corpus: CountedByLabel) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from numpy import ndarray as Array
 from torch import Tensor
 
 from tokenmargin.data.prepared import PreparedText
+from tokenmargin.problem.corpus import TokenCorpus
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +108,21 @@ class TokenData:
         # Row k fills `ends[k] - lengths[k] .. ends[k]` of the batch, from `begin[k]` on in `ids`: add the difference.
         place = torch.arange(len(segment), device=rows.device) + (begin - ends + lengths)[segment]
         return RaggedBatch(self.ids[place], segment, self.labels[rows])
+
+
+def training_data(data: Sequences | PreparedText | TokenCorpus, *, device: str | torch.device = "cpu") -> Sequences:
+    """Prepared texts or a corpus as tensors on the device; what is training data already as it is."""
+    if isinstance(data, PreparedText):
+        return TokenData.of(data.ids, np.asarray(data.offsets), data.labels, m=data.m, device=device)
+    if isinstance(data, TokenCorpus):
+        offsets = np.concatenate([[0], np.cumsum(data.lengths)])
+        return TokenData.of(data.tokens, offsets, data.labels, m=data.size, device=device)
+    if not isinstance(data, Sequences):
+        raise TypeError(
+            "training needs prepared texts (tm.prepare, tm.load_prepared), a TokenCorpus or TokenData, "
+            f"got {type(data).__name__}"
+        )
+    return data
 
 
 def truncate(data: Sequences, tokens: int) -> Sequences:

@@ -20,7 +20,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import spearman
 from tokenmargin.problem.corpus import CountedByLabel, TokenCorpus
-from tokenmargin.training.batches import Sequences, TokenData, truncate
+from tokenmargin.training.batches import Sequences, training_data, truncate
 from tokenmargin.training.config import TrainingConfig
 from tokenmargin.training.one_layer import Model
 from tokenmargin.training.parameters import State
@@ -187,8 +187,7 @@ def train_observed(
     progress: Callable[[Any], None] | None = None,
 ) -> tuple[TrainingRun, dict[str, Any], Float[Array, "2 m"]]:
     """Train on a corpus, and measure the alignment on the way; returns the run, a record of it, and the scores."""
-    offsets = np.concatenate([[0], np.cumsum(corpus.lengths)])
-    data = TokenData.of(corpus.tokens, offsets, corpus.labels, m=corpus.size, device=device)
+    data = training_data(corpus, device=device)
     run = train(
         data,
         config,

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from tokenmargin._notebook import Tabular
-from tokenmargin.training.batches import Sequences, TokenData, truncate
+from tokenmargin.data.prepared import PreparedText
+from tokenmargin.problem.corpus import TokenCorpus
+from tokenmargin.training.batches import Sequences, TokenData, training_data, truncate
 from tokenmargin.training.config import TrainingConfig
 from tokenmargin.training.epochs import EpochLoop, Row, Status, TrainingProgress
 from tokenmargin.training.one_layer import Model, OneLayer
@@ -92,7 +94,7 @@ def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit
 
 
 def train(
-    data: Sequences,
+    data: Sequences | PreparedText | TokenCorpus,
     config: TrainingConfig,
     *,
     folder: str | Path | None = None,
@@ -108,6 +110,7 @@ def train(
     """Train a model, or go on with the run that `folder` holds.
 
     **Arguments**
+    - `data`: prepared texts, a corpus, or `TokenData` on the device of your choice.
     - `folder`: where checkpoints and `metrics.parquet` are kept. A run found there is resumed; on a CPU it ends with
         the same bits as a run that was never stopped.
     - `split`: the part that this process takes when it is one of several ranks, all of which make this call.
@@ -117,7 +120,7 @@ def train(
         the row of the epoch.
     - `chunk`: how many batches are run before clocks and interrupts are looked at again.
     """
-    split = split or ByTexts()
+    data, split = training_data(data), split or ByTexts()
     model = build_model(data, config, split=split)
     history = EpochLoop(
         model,
