@@ -160,10 +160,27 @@ def test_an_unknown_table_fails_every_cell_with_its_names(tmp_path: Path) -> Non
 
 def test_a_part_twice_is_refused(tmp_path: Path) -> None:
     parts = PartFolder(tmp_path)
-    for _ in range(2):
-        parts.append([{"cell": np.array([3]), "row": np.array([0])}], [3])
+    for row in range(2):
+        parts.append([{"cell": np.array([3]), "row": np.array([row])}], [3])
     with pytest.raises(RuntimeError, match="another part holds too"):
         parts.done(5)
+
+
+def test_an_interrupt_just_after_a_part_was_written_does_not_write_it_again(tmp_path: Path, monkeypatch) -> None:
+    append, cells = PartFolder.append, grid()
+
+    def interrupted(self: PartFolder, *content: Any) -> None:
+        append(self, *content)
+        monkeypatch.setattr(PartFolder, "append", append)
+        raise KeyboardInterrupt
+
+    whole = sweep(cells, tmp_path / "whole", engine=InOrder(), table="draws").table_path("draws")
+    monkeypatch.setattr(PartFolder, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(cells, tmp_path / "cut", engine=InOrder(), table="draws")
+    assert len(list(tmp_path.glob("cut/*/parts/*.parquet"))) == 1
+    run = sweep(cells, tmp_path / "cut", engine=InOrder(), table="draws")
+    assert file_digest(run.table_path("draws")) == file_digest(whole)
 
 
 def test_progress_says_how_far_and_how_long(tmp_path: Path, monkeypatch) -> None:
@@ -176,19 +193,24 @@ def test_progress_says_how_far_and_how_long(tmp_path: Path, monkeypatch) -> None
 
 
 def test_kill_9_loses_nothing(tmp_path: Path) -> None:
-    """The process is killed at several moments of its life; what is left is a table as if nothing had happened."""
+    """The process is killed whenever it has kept something; what is left is a table as if nothing had happened."""
     cells = Grid(Study(pause=0.01), (Axis("seed", range(300)),))
     expected = file_digest(sweep(cells, tmp_path / "whole", engine=LocalEngine(2), table="draws").table_path("draws"))
     script = (
         "from pathlib import Path; from tests.experiments.studies import Study;"
-        "from tokenmargin.experiments import *;"
+        "import tokenmargin.experiments.sweeps as sweeps; from tokenmargin.experiments import *;"
+        "sweeps.FLUSH_SECONDS = 0.1;"
         "sweep(Grid(Study(pause=0.01), (Axis('seed', range(300)),)), Path(__import__('sys').argv[1]),"
         " engine=LocalEngine(2), table='draws')"
     )
-    for pause in (1.0, 1.6, 2.2):
+    ends = []
+    for _ in range(3):
+        before = set(tmp_path.glob("cut/*/parts/*.parquet"))
         process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "cut")], cwd=ROOT)
-        time.sleep(pause)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        while process.poll() is None and not set(tmp_path.glob("cut/*/parts/*.parquet")) - before:
+            time.sleep(0.005)
+        process.kill()
+        ends.append(process.wait())
+    assert -signal.SIGKILL in ends  # the later ones may have been at their end when the machine is busy
     run = sweep(cells, tmp_path / "cut", engine=LocalEngine(2), table="draws")
     assert file_digest(run.table_path("draws")) == expected

@@ -164,7 +164,8 @@ def called() -> set[str]:
 
 
 def _rates(start: Any, until_norm: Any) -> Any:
-    return tm.rates(tm.flow(_calls()["flow"][1]["objective"], start=start, until_norm=until_norm))
+    problem = tm.TokenProblem.of([[[1.0, 0.0], [0.0, 1.0]]], [1], head=[1.0, 0.0])
+    return tm.rates(tm.flow(problem, start=start, until_norm=until_norm))
 
 
 def _next_token_limit(**given: Any) -> Any:

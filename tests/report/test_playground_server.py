@@ -21,7 +21,7 @@ PROBLEM = {"problem": FIELDS}
 def call(
     address: str, method: str, path: str, body: object = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=300)
     try:
         sent = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection.request(method, path, sent, {"content-type": "application/json"} | headers)
@@ -66,7 +66,7 @@ def test_a_limit_beside_tied_tokens_has_no_cone(playground: str) -> None:
 def test_headers_that_do_not_come_are_not_waited_for(playground: str) -> None:
     """The connection is closed by the server, while others are answered."""
     host, port = urlsplit(playground).netloc.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=60) as line:
+    with socket.create_connection((host, int(port)), timeout=300) as line:
         line.sendall(b"GET / HTTP/1.1\r\nhost: loc")
         assert call(playground, "POST", "/api/problem", PROBLEM)[0] == 200
         assert line.recv(1) == b""
@@ -127,7 +127,7 @@ def test_malformed_requests_get_a_4xx_with_a_reason_and_the_server_lives(playgro
 def test_large_bodies_are_refused_whether_announced_or_not(playground: str) -> None:
     large = b" " * (LARGEST_BODY + 1)
     assert call(playground, "POST", "/api/problem", large)[0] == 413
-    connection = http.client.HTTPConnection(urlsplit(playground).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(playground).netloc, timeout=300)
     connection.request("POST", "/api/problem", iter([large[: LARGEST_BODY // 2]] * 3), encode_chunked=True,
                        headers={"transfer-encoding": "chunked"})  # fmt: skip
     assert connection.getresponse().status == 413

@@ -151,20 +151,22 @@ def test_killed_twenty_times_it_still_ends_with_the_same_bits(data, tmp_path):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tokenmargin.training.trainer"])
     rng = np.random.default_rng(0)
-    reached = []
+    reached, ends = [], []
     for _ in range(20):
         settings = {"folder": tmp_path, "checkpoint_every": 0.0, "chunk": 1}
         process = context.Process(target=train, args=(data, config), kwargs=settings)
         process.start()
         before = set(tmp_path.glob("*.json"))
-        while not set(tmp_path.glob("*.json")) - before:  # wait until it writes
-            assert process.is_alive()
+        while process.is_alive() and not set(tmp_path.glob("*.json")) - before:  # wait until it writes
             time.sleep(0.001)
         time.sleep(rng.uniform(0, 0.03))
         process.kill()
         process.join()
+        ends.append(process.exitcode)
         found = load_checkpoint(tmp_path)
         reached.append(0 if found is None else found.record["step"])  # 0 where the first one was not whole yet
     assert reached == sorted(reached)
-    assert 0 < reached[-1] < 400
+    assert reached[-1] > 0
+    assert -signal.SIGKILL in ends  # on a busy machine the last ones may find nothing left to do
+    assert set(ends) <= {-signal.SIGKILL, 0}
     assert same(train(data, config, folder=tmp_path), train(data, config))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 from numpy import ndarray as Array
-from sklearn.utils import check_random_state, compute_sample_weight
+from sklearn.utils import compute_sample_weight
 from threadpoolctl import threadpool_limits
 
 from tokenmargin.classifier.decisions import FittedClassifier
@@ -27,7 +27,7 @@ from tokenmargin.classifier.fitting import (
 )
 from tokenmargin.classifier.hashing import HashedVocabulary
 from tokenmargin.classifier.importance import token_statistics
-from tokenmargin.classifier.input_checks import check_documents, check_labels, check_settings
+from tokenmargin.classifier.input_checks import check_documents, check_labels, check_seed, check_settings
 from tokenmargin.classifier.model_choice import FitChoice
 from tokenmargin.classifier.solver import LabelledTexts
 from tokenmargin.classifier.token_model import TokenModel
@@ -167,7 +167,7 @@ class TokenSelectionClassifier(FittedClassifier):
         counts = encoded.presence(len(self.vocabulary_), repeats=True)
         data = self._with_classes(counts, codes, weight)
         data = data if self.repeats else data.with_counts(False)
-        seed = check_random_state(self.random_state).randint(2**31)
+        seed = check_seed(self.random_state).randint(2**31)
         with threadpool_limits(1, user_api="blas"):  # long thin vectors: more threads only wait for each other
             texts, self.n_duplicates_ = distinct_texts(documents, data, seed)
             before = getattr(self, "_fit", None) if again else None

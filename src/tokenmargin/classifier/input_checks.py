@@ -70,6 +70,18 @@ def check_labels(y: Any, sample_weight: Any, n: int) -> tuple[Array, Array]:
     return _labels(y, n), _weights(sample_weight, n)
 
 
+def check_seed(random_state: Any) -> np.random.RandomState:
+    """The generator that scikit-learn makes of a `random_state`."""
+    from sklearn.utils import check_random_state
+
+    try:
+        return check_random_state(random_state)
+    except ValueError as error:
+        raise ValueError(
+            f"random_state must be None, an integer of 0..2**32 - 1 or a RandomState, got {random_state!r}"
+        ) from error
+
+
 def _labels(y: Any, n: int) -> Array:
     if y is None:
         raise ValueError("TokenSelectionClassifier requires y to be passed, but the target y is None")

@@ -193,6 +193,11 @@ def evolve(
     except KeyboardInterrupt:
         interrupted = note_interrupt()
     theta, done, states = reached
+    if not np.isfinite(theta).all():
+        raise ValueError(
+            f"after {done} steps the point is no longer finite: its size is beyond doubles; take a smaller step, or a "
+            "start of ordinary size"
+        )
     if wanted and (not rows or rows[-1][0] != done):
         record(done, theta)
     at = np.array([step for step, _ in rows], dtype=int)

@@ -147,6 +147,8 @@ class PartFolder:
         pq.write_table(rows, content)
         number = int(paths[-1].stem.partition("-")[0]) + 1 if paths else 0
         mark = hashlib.sha256(content.getbuffer()).hexdigest()[:DIGITS]
+        if any(path.stem.partition("-")[2] == mark for path in paths):
+            return  # written already, and a Ctrl-C came before the writer knew
         with atomic_path(self.folder / f"{number:09d}-{mark}.parquet") as beside:
             beside.write_bytes(content.getbuffer())
 

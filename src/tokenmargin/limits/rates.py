@@ -237,6 +237,10 @@ def _samples_of_flow(path: FlowPath) -> _Samples:
     """Knots over the last decades of the norm."""
     lengths = np.linalg.norm(path.objective.norms(path(path.arcs)), axis=-1)
     late = np.flatnonzero((lengths >= lengths[-1] / 10**DECADES) & np.isfinite(path.log_time))
+    if not len(late):
+        raise ValueError(
+            f"rates are fitted along a path that moves; this one stays at its start (it stopped by {path.stop})"
+        )
     knots = late[np.unique(np.linspace(0, len(late) - 1, POINTS).astype(int))]
     return _Samples(None, path.log_time[knots], path(path.arcs[knots]))
 

@@ -40,6 +40,9 @@ from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates, Gram, as_matrix
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 
+LARGEST_RANK = 1 << 16
+"""Columns of K and Q."""
+
 
 @dataclass(frozen=True)
 class FactoredObjective(ProductObjective):
@@ -68,8 +71,8 @@ class FactoredObjective(ProductObjective):
             as_matrix(self.problem.keys, self.problem.keys.zero())  # raises with a remedy
         if self.rank == 0:
             object.__setattr__(self, "rank", min(self.shape))
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1, got {self.rank}")
+        if not 1 <= self.rank <= LARGEST_RANK:
+            raise ValueError(f"rank must be at least 1 and at most {LARGEST_RANK}, got {self.rank}")
         if self.base is not None and (self.base.shape != self.shape or not np.isfinite(self.base).all()):
             raise ValueError(f"base must be finite numbers of shape {self.shape}, as W, got {self.base.shape}")
 

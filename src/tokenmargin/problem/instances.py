@@ -22,6 +22,8 @@ LEVELS = (0.45, 0.35, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02)
 """The importance levels `delta_1, ..., delta_8` of Figure 2."""
 SYNTHETIC_SIZE = 25_000
 """Sequences in Figure 2's corpus: not printed, but 25,000 make its 196 batches of 128."""
+LARGEST_POOL = 10**7
+"""Irrelevant tokens of a corpus to draw from."""
 IRRELEVANT = "irrelevant"
 """How the names of the irrelevant tokens of a K-level corpus begin."""
 
@@ -216,6 +218,8 @@ def selective_corpus(
     pool = 2 * fill if irrelevant is None else irrelevant
     if n < 2 or n % 2 or T < 2 or pool < 1:
         raise ValueError(f"n must be even, T at least 2 and irrelevant at least 1, got n={n}, T={T}, {pool}")
+    if pool > LARGEST_POOL:
+        raise ValueError(f"irrelevant must be at most {LARGEST_POOL}, since they are shuffled, got {pool}")
     if not repeats and pool < fill:
         raise ValueError(f"{fill} different irrelevant tokens cannot be drawn from {pool}; pass repeats=True")
     if not equal and half < 2:

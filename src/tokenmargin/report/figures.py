@@ -188,7 +188,7 @@ def draw_shares(result: Result, ax: Axes) -> None:
     legend_below(ax, columns=2)
 
 
-GAP = r"smallest score gap to an SVM-neighbour, $\underline{\gamma}$"
+GAP = r"smallest score gap to an SVM-neighbour, $\gamma$"
 
 
 def draw_gaps(result: Result, ax: Axes) -> None:

@@ -23,6 +23,7 @@ from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minim
 from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.local_scores import as_objective
+from tokenmargin.problem.abstract_geometry import check_finite, checked_point
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, select
 
@@ -103,8 +104,12 @@ def cone_path(
     rng, objective = generator(rng), as_objective(objective, "cone_path")
     if not 0 < width < 1:
         raise ValueError(f"width must lie between 0 and 1, got {width}")
+    if starts < 0:
+        raise ValueError(f"starts must be at least 0, got {starts}")
+    direction = checked_point("direction", direction, objective.dimension)
+    check_finite("direction", direction)
     reduced = ReducedObjective.of(objective)
-    q = reduced.reduce(np.asarray(direction, dtype=np.float64))
+    q = reduced.reduce(direction)
     length = float(np.linalg.norm(q))
     if length == 0 or length < (1 - 1e-9) * float(np.linalg.norm(objective.norms(direction))):
         raise ValueError("direction must be a non-zero vector in the span of the tokens")
@@ -116,7 +121,7 @@ def cone_path(
         found.append(cap.minimum(radius, [*near, *cap.random(starts, rng)]))
     wanted = [_lowest_up_to(cap, grid, found[: k + 1]) for k in np.searchsorted(grid, np.asarray(radii, dtype=float))]
     points = reduced.lift(np.stack([point for _, point in wanted]))
-    return ConePath(objective, np.asarray(direction) / length, width, np.asarray(radii, dtype=float), points)
+    return ConePath(objective, direction / length, width, np.asarray(radii, dtype=float), points)
 
 
 Ranked = tuple[tuple[float, float], Array]

@@ -24,6 +24,8 @@ from tokenmargin.margin.corpus.routes import cutting_planes, interior_point
 from tokenmargin.margin.single.refine import infeasibility_proof
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.norms import EPS, AbstractNorm, LpNorm, as_norm
+from tokenmargin.problem.abstract_geometry import checked_numbers
+from tokenmargin.problem.token_problem import checked_vector
 
 Route = Literal["cuts", "interior"]
 
@@ -69,16 +71,25 @@ def corpus_margin(
             f"projection that keeps no other norm; got norm={as_norm(norm).name!r}. Pose some of the inputs as a "
             "TokenProblem and use max_margin(problem, selected, norm=...)"
         )
-    judge = PairCertifier(np.asarray(vectors, dtype=np.float64), pairs)
+    if not 0 < gap < np.inf:
+        raise ValueError(f"gap must be a positive number, got {gap}")
+    vectors = checked_numbers("vectors", vectors, "(m, d)")
+    rows = 1 + max(int(named.max(initial=-1)) for named in (pairs.heads, pairs.rivals, pairs.ties))
+    if len(vectors) < rows:
+        raise ValueError(
+            f"vectors must have a row for each of the {rows} tokens that the pairs name, got {len(vectors)}"
+        )
+    if start is not None:
+        start = checked_vector("start", start, vectors.shape[1], "one point, as long as the vectors")
+    judge = PairCertifier(vectors, pairs)
     if not len(pairs):
         return judge.zero_solution()
     cover = transitive_reduction(pairs, len(vectors))
     if cover.cyclic:
         return judge.answer(Proposal(np.ones(len(cover.numbers)), None), cover.numbers, gap=gap)
     rows = Differences(judge.ties.projected, plus=pairs.plus(cover.numbers), minus=pairs.rivals[cover.numbers])
-    begin = None if start is None else np.asarray(start, dtype=np.float64)
     answers = []
-    for propose in _routes(rows, route, start=begin, gap=gap, progress=progress):
+    for propose in _routes(rows, route, start=start, gap=gap, progress=progress):
         answers.append(judge.answer(propose(), cover.numbers, gap=gap))
         if answers[-1].status != "inaccurate":
             return answers[-1]
