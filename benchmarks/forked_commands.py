@@ -54,6 +54,9 @@ def spawn(arguments: list[str], said: Path, prepare: Prepare | None = None) -> t
             prepare()
         os.write(begins, b"x")
         code = main(arguments)
+    except KeyboardInterrupt:  # it came before the command began: as the program itself answers it
+        os.write(2, b"error: interrupted\n")
+        code = 130
     except BaseException:
         import traceback
 

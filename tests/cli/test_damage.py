@@ -16,8 +16,9 @@ from tokenmargin._files import atomic_path
 from tokenmargin.cli import main
 from tokenmargin.data.sources import read_labelled, read_text_rows
 from tokenmargin.data.table_files import SourceError
-from tokenmargin.dynamics import ridge_path
+from tokenmargin.dynamics import cone_path, ridge_path
 from tokenmargin.experiments.sweep_rows import PartFolder
+from tokenmargin.margin import selected_pairs
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.next_token import next_token_windows
 from tokenmargin.selection import saturation, select
@@ -90,6 +91,9 @@ def test_refusals_are_sentences() -> None:
     objective = tm.PromptObjective(problem)
     rng = np.random.default_rng(0)
     joint = tm.JointObjective(tm.random_problem(2, 3, 2, rng=rng))
+    products = tm.FactoredObjective(problem.with_matrix(np.ones((1, 1))), rank=1)
+    pairs = selected_pairs(tm.TokenCorpus.of([["a", "b"]], [1]), np.array([0]))
+    first = np.array([1.0, 1.0, 1.0])
     calls = {
         "in its last axis": lambda: select(problem.keys, np.zeros(5)),
         "in its last axis, got": lambda: tm.angle(problem.keys, np.zeros(3), np.zeros(2)),
@@ -106,6 +110,19 @@ def test_refusals_are_sentences() -> None:
         "max_tokens must be": lambda: tm.TrainingConfig(max_tokens=2**63),
         "n, T, irrelevant": lambda: tm.k_level_corpus(-1, rng=rng),
         "lengths must be": lambda: next_token_windows(np.array([0, 1]), np.array([-1]), "ab"),
+        "radii must be positive and growing": lambda: cone_path(objective, first, [[1.0]], width=0.5, rng=rng),
+        "direction must be finite": lambda: cone_path(objective, first * np.inf, [1.0], width=0.5, rng=rng),
+        "starts must be at least 0, got -1": lambda: cone_path(objective, first, [1.0], width=0.5, starts=-1, rng=rng),
+        "width must lie between 0 and 1": lambda: cone_path(objective, first, [1.0], width=1e-17, rng=rng),
+        "irrelevant must be at most": lambda: tm.selective_corpus(4, 3, irrelevant=2**31, rng=rng),
+        "rank must be at least 1 and at most": lambda: tm.FactoredObjective(products.problem, rank=2**63),
+        "gap must be a positive number": lambda: tm.corpus_margin(np.eye(2), pairs, gap=np.nan),
+        "vectors must have a row for each of the 2": lambda: tm.corpus_margin(np.eye(1), pairs),
+        "start must be numbers of shape": lambda: tm.corpus_margin(np.eye(2), pairs, start=np.ones((2, 1))),
+        "random_state must be None": lambda: tm.TokenSelectionClassifier(random_state=-2).fit(
+            ["a", "b"] * 4, [0, 1] * 4
+        ),
+        "a path that moves": lambda: tm.rates(tm.flow(objective, until_norm=1e-300)),
         "tokens must be numbers": lambda: tm.self_attention(np.array([[["a"]]]), [1], head=[1.0]),
     }
     for words, call in calls.items():
@@ -113,6 +130,13 @@ def test_refusals_are_sentences() -> None:
             call()
     with pytest.raises(TypeError, match="vectors must hold real numbers"):
         Coordinates.of(np.array([[["0.5"]]]), mask=np.array([[True]]))
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_a_run_that_leaves_the_doubles_is_no_answer() -> None:
+    products = tm.FactoredObjective(tm.figure1b().with_matrix(np.ones((1, 1))), rank=1)
+    with pytest.raises(ValueError, match="the point is no longer finite"):
+        tm.evolve(products, tm.GradientDescent(0.1), steps=3, start=np.full(products.dimension, 1e300))
 
 
 @pytest.mark.parametrize("encoding", ["no-such", "\udcff", "\0"])

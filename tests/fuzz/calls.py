@@ -27,8 +27,8 @@ BOUNDED = {"steps", "every", "n", "T", "d", "m", "k", "length", "repeats", "coun
            "starts", "L", "size", "heads"}  # fmt: skip
 """Who asks for a billion starts waits for them, or has no memory for them."""
 ANYTHING = {"TokenProblem.of", "TokenProblem.of head", "Coordinates", "Coordinates.of", "Gram", "ClassProblem",
-            "RegressionProblem", "with_matrix", "self_attention", "cross_attention", "max_margin", "evolve",
-            "flow"}  # fmt: skip
+            "RegressionProblem", "with_matrix", "self_attention", "cross_attention", "max_margin",
+            "evolve PromptObjective", "flow"}  # fmt: skip
 """What takes whatever can be made an array."""
 WITHOUT = {"figure1b", "three_limits", "optimal_tokens", "ExponentialLoss", "LogisticLoss", "LogLoss", "Sparsemax",
            "Limit", "CLAIMS", "load_model", "load_prepared", "load_problem"}  # fmt: skip
@@ -79,8 +79,9 @@ def _calls() -> dict[str, Call]:
                                              "pairs": selected_pairs(corpus, np.array([0, 2])), "start": head}),
         "limit_direction": (tm.limit_direction, {"problem": p, "selected": best}),
         "atlas": (tm.atlas, {"problem": p, "budget": 10, "norm": "l2"}),
-        "evolve": (tm.evolve, {"objective": prompt, "method": "ngd", "steps": 3, "start": head, "every": 1}),
-        "evolve gd": (tm.evolve, {"objective": joint, "method": tm.GradientDescent(0.1), "steps": 3}),
+        "evolve PromptObjective": (tm.evolve, {"objective": prompt, "method": "ngd", "steps": 3, "start": head,
+                                             "every": 1}),
+        "evolve JointObjective": (tm.evolve, {"objective": joint, "method": tm.GradientDescent(0.1), "steps": 3}),
         "evolve batch": (tm.evolve, {"objective": prompt, "method": "adam", "steps": 3, "batch": 1,
                                      "rng": np.random.default_rng(0)}),
         "evolve_many": (tm.evolve_many, {"problems": [p], "starts": [vectors], "steps": 3,

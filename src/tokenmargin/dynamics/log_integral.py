@@ -48,7 +48,7 @@ def log_integral(
         ends = np.maximum(values[1:], values[:-1])
         most[left], most[left + 1] = bend + ends[left], bend + ends[left + 1]
         up_to = _at_knots(nodes, values, knots)[np.searchsorted(knots, nodes[1:])]  # the knot that ends the stretch
-        open_ &= most + np.log(np.diff(nodes)) > up_to - _NEGLIGIBLE
+        open_ &= most + _log_lengths(nodes) > up_to - _NEGLIGIBLE
     return _at_knots(nodes, values, knots)
 
 
@@ -60,9 +60,15 @@ def _at_knots(
     return np.asarray(total[np.searchsorted(nodes, knots)])
 
 
+def _log_lengths(nodes: Float[Array, " k"]) -> Float[Array, " pieces"]:
+    """Of every interval; minus infinity where doubles cannot divide it any more."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(np.diff(nodes)))
+
+
 def _log_pieces(nodes: Float[Array, " k"], values: Float[Array, " k"]) -> Float[Array, " pieces"]:
     """`log(h exp(a) (exp(b - a) - 1) / (b - a))` for every interval, from its larger end so that nothing overflows."""
     fall = np.abs(np.diff(values))
     flat = fall < 1e-6
     share = np.where(flat, 1 - fall / 2, -np.expm1(-fall) / np.where(flat, 1.0, fall))
-    return np.asarray(np.log(np.diff(nodes)) + np.maximum(values[1:], values[:-1]) + np.log(share))
+    return np.asarray(_log_lengths(nodes) + np.maximum(values[1:], values[:-1]) + np.log(share))

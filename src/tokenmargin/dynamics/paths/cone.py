@@ -23,8 +23,7 @@ from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minim
 from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.local_scores import as_objective
-from tokenmargin.problem.abstract_geometry import check_finite, checked_point
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_vector
 from tokenmargin.selection import angle, select
 
 _INSIDE = 1e-9  # of the cosine
@@ -102,19 +101,18 @@ def cone_path(
     these lies inside, its neighbourhood is narrowed down by golden sections.
     """
     rng, objective = generator(rng), as_objective(objective, "cone_path")
-    if not 0 < width < 1:
-        raise ValueError(f"width must lie between 0 and 1, got {width}")
+    if not (0 < width < 1 and 1 - width < 1):
+        raise ValueError(f"width must lie between 0 and 1, and not vanish beside 1, got {width}")
     if starts < 0:
         raise ValueError(f"starts must be at least 0, got {starts}")
-    direction = checked_point("direction", direction, objective.dimension)
-    check_finite("direction", direction)
+    direction = checked_vector("direction", direction, objective.dimension, "one direction of the parameter")
     reduced = ReducedObjective.of(objective)
     q = reduced.reduce(direction)
     length = float(np.linalg.norm(q))
     if length == 0 or length < (1 - 1e-9) * float(np.linalg.norm(objective.norms(direction))):
         raise ValueError("direction must be a non-zero vector in the span of the tokens")
     cap = _Cap(reduced.objective, q / length, width)
-    grid = checked_radii(radii, first=float(np.asarray(radii, dtype=float)[0]))
+    grid = checked_radii(radii, first=np.inf)
     found: list[Ranked] = []
     for radius in grid.tolist():
         near = [cap.q, *(found[-1][1] / np.linalg.norm(found[-1][1]) for _ in found[-1:])]

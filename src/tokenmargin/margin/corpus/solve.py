@@ -74,10 +74,10 @@ def corpus_margin(
     if not 0 < gap < np.inf:
         raise ValueError(f"gap must be a positive number, got {gap}")
     vectors = checked_numbers("vectors", vectors, "(m, d)")
-    rows = 1 + max(int(named.max(initial=-1)) for named in (pairs.heads, pairs.rivals, pairs.ties))
-    if len(vectors) < rows:
+    named_rows = 1 + max(int(named.max(initial=-1)) for named in (pairs.selected, pairs.rivals, pairs.ties))
+    if len(vectors) < named_rows:
         raise ValueError(
-            f"vectors must have a row for each of the {rows} tokens that the pairs name, got {len(vectors)}"
+            f"vectors must have a row for each of the {named_rows} tokens of the pairs, got {len(vectors)}"
         )
     if start is not None:
         start = checked_vector("start", start, vectors.shape[1], "one point, as long as the vectors")
