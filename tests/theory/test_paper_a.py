@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -407,6 +408,19 @@ def test_lemma_8_where_logits_have_no_digits_left():
     report = claim("A.lemma8").on(x)
     assert report.findings.conclusion[0].bound > 1
     assert report.verdict == "undecided"
+
+
+@pytest.mark.parametrize("step", [1e16, 1e20, 1e26])
+def test_classes_are_not_refuted_by_a_step_beyond_the_digits_of_doubles(step):
+    """Tokens of size one beside parts of `step` along v: M p = 1 is solvable as it is for any step."""
+    x = EmbeddingInstance.of(4, 3, dimension=40, step=step, selection="important")
+    assert claim("A.lemma3-solvable-repaired").on(x).verdict == "holds"
+    for name in ("A.lemma3", "A.lemma3-closed-form-with-signs"):
+        assert claim(name).on(x).verdict in ("holds", "undecided")
+        assert claim(name).on(replace(x, selection="tied")).verdict != "fails"
+    assert claim("A.lemma19-no-mu").on(replace(x, step=1e40)).verdict == "vacuous"  # 1e80 to the eighth power
+    with pytest.raises(ValueError, match="more than 1e300 dimensions"):
+        EmbeddingInstance.of(4, 3, step=1e40)
 
 
 def test_lemma_17_says_nothing_where_no_token_leads():

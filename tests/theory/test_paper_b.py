@@ -14,7 +14,7 @@ from tests.oracles.rounding import of_attention, rounding
 
 from tokenmargin.margin import choice_margin, max_margin, relaxed_max_margin
 from tokenmargin.objective.local_scores import optimal_sets
-from tokenmargin.objective.losses import CustomLoss, LogisticLoss
+from tokenmargin.objective.losses import CustomLoss, ExponentialLoss, LogisticLoss
 from tokenmargin.problem.instances import (
     figure1a,
     figure1b,
@@ -121,6 +121,22 @@ def test_lemmas_4_and_5_by_autograd():
     edges = np.array([[-1.1, 1.0, 0.0], [-0.1, 1.0, 0.0]])
     # Far out all of the gradient is along one; three coordinates.
     assert low == pytest.approx((edges @ axis / np.linalg.norm(edges, axis=1)).min(), abs=rounding(50))
+
+
+def test_lemma_1_in_gram_space():
+    """W(t) = u p(t)'/|u|^2 by the coefficients of u k', the keys' own; twice the step is another path."""
+    x = ProblemInstance(random_problem(2, 3, 4, rng=0).as_gram())
+    assert claim("B.lemma1").on(x).verdict == "holds"
+    assert not claim("B.lemma1").on(replace(x, factor=2.0)).findings.concludes
+
+
+def test_lemma_6_beyond_the_range_of_doubles_is_undecided():
+    problem = TokenProblem.of([[[0.0], [1.0]]], [1], scores=[[-3000.0, 0.0]])
+    report = claim("B.lemma6").on(ProblemInstance(problem, loss=ExponentialLoss()))
+    assert report.verdict == "undecided"
+    assert (
+        claim("B.lemma6").on(ProblemInstance(TokenProblem(problem.keys, [1], scores=[[-3.0, 0.0]]))).verdict == "holds"
+    )
 
 
 def test_lemma_6_constants_by_loops():

@@ -25,6 +25,7 @@ from tokenmargin.selection import selected_tokens
 from tokenmargin.theory.evidence import FollowedFlow, follow_flow
 
 Selection = Literal["random", "tied", "important", "everything"]
+MOST_DIMENSIONS = 10**300
 DRAWN_SHARE = 0.3
 """What is left of the drawn part of a token in an aligned start, beside a common part of length 1."""
 
@@ -93,6 +94,10 @@ class EmbeddingInstance:
         """A corpus, with the smallest step and dimension that (10) allows unless told."""
         eta = float(enough_step(corpus) if step is None else step)
         d = enough_dimensions(corpus.size, eta, delta) if dimension is None else dimension
+        if d > MOST_DIMENSIONS:
+            raise ValueError(
+                f"eta_0 = {eta:g} needs more than 1e300 dimensions by (10); give a dimension, or a smaller step"
+            )
         return cls(corpus, d, eta, delta, **options)
 
     @classmethod

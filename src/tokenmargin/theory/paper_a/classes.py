@@ -9,7 +9,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin import Constraints, MarginSolution, class_margin, solve
 from tokenmargin.margin.constraints import class_constraints
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
+from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal, seen
 from tokenmargin.theory.settings import EmbeddingInstance
 
 RESIDUAL = 1e-9
@@ -22,11 +22,13 @@ UNSOLVED = 1e-6
 
 def lemma3(x: EmbeddingInstance) -> Findings:
     """For any p_o other than zero, the max-margin problem (9) of its selection has exactly one solution."""
-    residual, uniqueness = 0.0, np.inf
+    residual, uniqueness, uncertified = 0.0, np.inf, 0
     for k, (problem, chosen) in enumerate(x.problems_and_choices):
         solution, keys = class_margin(problem, chosen), problem.keys
-        if not solution.is_optimal and x.selection in ("important", "everything"):
-            continue  # no p_o selects these tokens
+        if not solution.is_optimal:
+            # no p_o may select the important tokens, or everything; a p_o that was drawn selects what it selects
+            uncertified += x.selection in ("random", "tied")
+            continue
         residual = max(residual, solution.certificate.residual)
         if np.isinf(solution.margin):
             continue  # everything is selected: the one solution is 0
@@ -40,6 +42,7 @@ def lemma3(x: EmbeddingInstance) -> Findings:
             below("KKT residual of the solution found", residual, 1e-10),
             # |p|^2 >= |p^|^2 + |p - p^|^2 for every feasible p, as p_o / tau is: only p^ itself has its length
             above("(|p|^2 - |p^|^2 - |p - p^|^2) / |p|^2 at p = p_o / tau", uniqueness, 0, tolerance=RESIDUAL),
+            seen(below("problems that doubles do not solve", uncertified, 0), "more digits"),
         ),
     )
 
@@ -116,12 +119,14 @@ def _split_vectors(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> int:
 
 
 def _least_squares(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> tuple[Float[Array, "k D"], float]:
-    """M, and the largest residual of `M p = 1` at the least-squares solution."""
+    """M, and the largest residual of `M p = 1` at the least-squares solution, every coordinate in a unit of its own:
+    that changes nothing of what can be solved, and one along v, of size eta_0, does not drown the others."""
     M = printed_constraints(problem, chosen).rows()
     if not len(M):
         return M, 0.0
-    vector = np.linalg.pinv(M) @ np.ones(len(M))
-    return M, float(np.abs(M @ vector - 1).max())
+    sizes = np.abs(M).max(axis=0)
+    scaled = M / np.where(sizes > 0, sizes, 1.0)
+    return M, float(np.abs(scaled @ (np.linalg.pinv(scaled) @ np.ones(len(M))) - 1).max())
 
 
 def closed_form(x: EmbeddingInstance) -> Findings:
@@ -154,7 +159,7 @@ def _pseudo_inverse(x: EmbeddingInstance, *, printed: bool = False) -> tuple[flo
         unsolved = max(unsolved, residual)
         solution = solve(printed_constraints(problem, chosen)) if printed else class_margin(problem, chosen)
         if not solution.is_optimal:
-            return unsolved, np.inf, smallest
+            return unsolved, np.nan, smallest  # nothing to compare with
         if len(M):
             vector = np.linalg.pinv(M) @ np.ones(len(M))
             apart = max(apart, float(problem.keys.norm(vector - solution.vector)) * solution.margin)

@@ -39,7 +39,11 @@ def concentration(x: EmbeddingInstance) -> tuple[Slack, ...]:
 def flat_attention(x: EmbeddingInstance) -> Slack:
     """`d >= (88 eta^2 + 111 eta + 2)^8`: attention is still near uniform after the first step."""
     step = Fraction(x.step)  # rounded once, as the dimension is: the smallest one allowed stays allowed
-    return above("d, for flat attention", x.dimension, float((88 * step**2 + 111 * step + 2) ** 8))
+    try:
+        enough = float((88 * step**2 + 111 * step + 2) ** 8)
+    except OverflowError:
+        enough = np.inf
+    return above("d, for flat attention", x.dimension, enough)
 
 
 def assumption4(x: EmbeddingInstance) -> Slack:
