@@ -234,7 +234,8 @@ def test_play_step_and_reset_move_the_run_and_the_loss(tab: Tab) -> None:
     page.locator("#play").click()
     frame, risk = page.evaluate("() => [window.explore.view.frame, window.explore.view.picture.run.risk]")
     assert risk == sorted(risk, reverse=True)
-    page.wait_for_timeout(100)
+    # Eight pictures later it still stands.
+    page.evaluate("async () => { for (let k = 0; k < 8; k++) await new Promise(requestAnimationFrame); }")
     assert page.evaluate("() => window.explore.view.frame") == frame
     page.locator("#reset").click()
     assert page.locator("#clock").inner_text() == "step 0"

@@ -5,7 +5,6 @@ import json
 import re
 import socket
 import threading
-import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -155,18 +154,14 @@ def test_texts_are_decided_and_words_left_out(playground: str) -> None:
 
 def test_fifty_clients_at_once(playground: str) -> None:
     """A short version of `python -m benchmarks.playground_load`."""
-    until, counts, errors = time.monotonic() + 3, [], []
+    statuses: list[int] = []
+    errors: list[Exception] = []
 
     def client() -> None:
-        done = 0
         try:
-            while time.monotonic() < until and done < 1000:
-                status, _, _ = call(playground, "POST", "/api/problem", PROBLEM)
-                assert status == 200
-                done += 1
+            statuses.extend(call(playground, "POST", "/api/problem", PROBLEM)[0] for _ in range(4))
         except Exception as error:
             errors.append(error)
-        counts.append(done)
 
     threads = [threading.Thread(target=client) for _ in range(50)]
     for thread in threads:
@@ -174,7 +169,7 @@ def test_fifty_clients_at_once(playground: str) -> None:
     for thread in threads:
         thread.join()
     assert not errors
-    assert min(counts) >= 1
+    assert statuses == [200] * 200
 
 
 @pytest.mark.parametrize("host", ["\ud800", "a" * 300, "\x00"])
