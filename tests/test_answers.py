@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.oracles.rounding import of_path
 
 import tokenmargin as tm
 
@@ -15,27 +16,8 @@ RECORDED: dict[str, list[float]] = json.loads((Path(__file__).parent / "recorded
 STATUSES = ("optimal", "infeasible", "inaccurate")
 # On the processor of the recording all agree to 1.3e-14. Elsewhere sums run in another order: a solution is certified
 # to 1e-10 and its entries are of order 1 to 100; an integrator may choose other steps, each with an error of 1e-10, and
-# its path carries the sum of them on. What descent makes of rounding is measured on each path: see `rounding_of`.
+# its path carries the sum of them on. What descent makes of rounding is measured on each path: see `of_path`.
 TOLERANCE = {"max_margin": 1e-8, "atlas": 1e-8, "flow": 1e-5}
-NOISE = 1e-9
-
-
-def rounding_of(objective: tm.PromptObjective, method: object, steps: int) -> float:
-    """What rounding can do to the end of a descent: the path's own answer to noise of a known size, scaled down.
-
-    Every step rounds p and the sums behind its direction by up to eps (n T + d) of their size; noise of 1e-9 in p at
-    every step moves the end by so much, and for errors this small the response is linear. Ten times that, since noise
-    is one draw and rounding another.
-    """
-    rng = np.random.default_rng(0)
-    problem = objective.problem
-    calm = noisy = np.zeros(problem.keys.dimension)
-    for _ in range(steps):
-        calm = tm.evolve(objective, method, steps=1, start=calm).prompt
-        noisy = tm.evolve(objective, method, steps=1, start=noisy).prompt
-        noisy = noisy + NOISE * np.linalg.norm(noisy) * rng.standard_normal(len(noisy)) / np.sqrt(len(noisy))
-    response = float(np.abs(problem.keys.logits(noisy - calm)).max()) / NOISE
-    return 10 * response * np.finfo(float).eps * (problem.n * problem.T + problem.keys.dimension)
 
 
 def answers(allowed: dict[str, float]) -> Iterator[tuple[str, list[float]]]:
@@ -48,13 +30,15 @@ def answers(allowed: dict[str, float]) -> Iterator[tuple[str, list[float]]]:
         yield f"max_margin {k}", [STATUSES.index(found.status), *(found.vector if found.is_optimal else [])]
         objective = tm.PromptObjective(problem)
         if k < 30:
-            allowed[f"evolve {k}"] = rounding_of(objective, tm.NormalizedGradientDescent(step=0.5), 60)
+            allowed[f"evolve {k}"] = of_path(objective, tm.NormalizedGradientDescent(step=0.5), 60)
             yield f"evolve {k}", tm.evolve(objective, tm.NormalizedGradientDescent(step=0.5), steps=60).prompt.tolist()
         if k < 20:
             yield f"flow {k}", tm.flow(objective, until_norm=50.0).prompt.tolist()
             gram = problem.as_gram()
-            path = tm.evolve(tm.PromptObjective(gram), tm.GradientDescent(step=0.3), steps=40)
-            allowed[f"gram descent {k}"] = rounding_of(objective, tm.GradientDescent(step=0.3), 40)
+            by_products = tm.PromptObjective(gram)
+            path = tm.evolve(by_products, tm.GradientDescent(step=0.3), steps=40)
+            seen = gram.keys.logits
+            allowed[f"gram descent {k}"] = of_path(by_products, tm.GradientDescent(step=0.3), 40, seen=seen)
             yield f"gram descent {k}", gram.keys.logits(path.prompt).ravel().tolist()
         if k < 25:
             yield f"atlas {k}", [limit.solution.margin for limit in tm.atlas(problem).limits]

@@ -324,11 +324,12 @@ def test_basins_of_figure_8() -> None:
         assert limit_of(problem, nearest, until_norm=1e7).selected.tolist() == list(found.basins[label].selected)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_a_start_is_filed_where_it_goes_not_where_it_saturates_first() -> None:
     """Starts whose softmax is saturated from the first step on, by long keys, with tokens that training leaves."""
     keys = [[[3, -1, 2], [3, -1, 2], [0, 0, 0], [4, 2, 5]], [[0, 1, 0], [2, 0, -2], [-1, 3, 1], [2, 2, 2]]]
     problem = TokenProblem.of(np.array(keys, float), [1, 1], scores=[[0.3, 0.3, 0.1, 0.9], [1, 0.5, 0, 0.7]])
-    starts = random_starts(problem, 40, radius=3.0, rng=np.random.default_rng(5))
+    starts = random_starts(problem, 12, radius=3.0, rng=np.random.default_rng(5))
     found = basins(problem, starts)
     early = select(problem.keys, starts)
     limits = [limit_of(problem, start) for start in starts]
