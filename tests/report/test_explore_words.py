@@ -116,7 +116,11 @@ STATES = {
     ),
     "three copies that tie with another token": (
         {"inputs": inputs_of([(1, 0, 0.1), (1, 0, 0.1), (1, 0, 0.1), (0, 1, 0.1), (-1, -1, 0)]), "start": [0.1, 0.5]},
-        ("settle", "cards", "the best token: the global max-margin direction\nthe best tokens: the global max-margin"),
+        (
+            "settle",
+            "cards",
+            "as good as any: a global max-margin direction\nas good as any: a global max-margin direction",
+        ),
     ),
     "best tokens of smaller margin": (
         {"inputs": inputs_of([(1, 0, 1), (0, 2, 1), (0, 0, 0)]), "start": [0.5, 0.1], "asked": [0]},
@@ -185,6 +189,6 @@ def test_training_is_said_to_settle_where_the_library_lists_that_limit(family) -
         if "Whether" not in words:
             assert ("training can settle here" in words) == bool(found), (words, question)
         if found:
-            best = re.search(r"(?<!not )the best token", words) is not None or "as good as the best" in words
+            best = re.search(r"(?<!not )the best token", words) is not None or "as good as" in words
             scores = np.where(problem.mask, problem.shared_scores, -np.inf)
             assert best == bool((scores[np.arange(problem.n), selected] == scores.max(axis=1)).all())

@@ -158,9 +158,10 @@ def _train_prompt(problem: TokenProblem) -> dict[str, Any]:
 def _how_good(problem: TokenProblem, limit: LimitDirection) -> str:
     """How good the tokens of a limit are; equals of the best may have a smaller margin than they."""
     these, tokens = ("these are", "tokens") if limit.chosen.sum() > 1 else ("this is", "token")
-    if limit.is_global:
-        return f"{these} the best {tokens}"
     scores = np.where(problem.mask, problem.shared_scores, -np.inf)
+    if limit.is_global:
+        alone = not ((scores == scores.max(axis=1, keepdims=True)) & ~limit.chosen).any()
+        return f"{these} the best {tokens}" if alone else f"{these} as good as any"
     chosen = np.where(limit.chosen, problem.shared_scores, np.inf).min(axis=1)
     if (chosen == scores.max(axis=1)).all():
         return f"{these} as good as the best, with less margin"

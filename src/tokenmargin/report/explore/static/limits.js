@@ -152,6 +152,7 @@ export function limitsOf(inputs, loss = "logistic") {
     if (limit?.open) open.push(limit.sets);
     if (!limit || limit.open || limits.some((other) => Math.hypot(...other.unit.map((z, j) => z - limit.unit[j])) < TIE)) continue;
     limit.best = places.every((j, i) => rows[i][j].score === best[i]);
+    limit.only = limit.best && rows.every((row, i) => row.every(({ score, tokens }) => score !== best[i] || tokens.every((t) => limit.sets[i].includes(t))));
     limits.push(limit);
   }
   // Where the highest score is shared there may be several choices of best tokens: that of largest margin is global.

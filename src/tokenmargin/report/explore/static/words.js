@@ -77,7 +77,7 @@ function nowhere(limits, inputs) {
 const pullsNothing = (inputs) => inputs.every(({ tokens }) => new Set(sharedScores(tokens)).size === 1);
 
 /** How good the tokens of a limit are. */
-const goodness = (limit) => (limit.global ? "the best" : limit.best ? "as good as the best, with less margin" : "not the best");
+const goodness = (limit) => (limit.global ? (limit.only ? "the best" : "as good as any") : limit.best ? "as good as the best, with less margin" : "not the best");
 
 /** How many selections are possible, and how many of them are places to settle. */
 export function countWords({ limits, inputs, arcs }) {
@@ -144,7 +144,7 @@ export function basinWords({ run, limits, state, shares, inputs }) {
   }
   const good = limits.flatMap((one, k) => (one.best ? [k] : []));
   const best = good.length && shares ? ` ${partOf(good.reduce((sum, k) => sum + (shares.get(k) ?? 0), 0))} of the disc leads to the best.` : "";
-  return `From ${start}, training ends on ${tokensOf(limit.sets)}${limit.best ? `, the best ${tokens(limit.sets)}` : ""}. ${placesToSettle(limits)}${best}`;
+  return `From ${start}, training ends on ${tokensOf(limit.sets)}${limit.only ? `, the best ${tokens(limit.sets)}` : limit.best ? ", as good as any" : ""}. ${placesToSettle(limits)}${best}`;
 }
 
 const placesToSettle = (limits) => (limits.length === 1 ? "There is one place to settle." : `There are ${limits.length} places to settle.`);
@@ -194,7 +194,7 @@ export function limitWords(limit, inputs, part) {
   list.push(`held by ${listed(limit.support.map(({ token: [i, t] }) => nameOf(i, t)))}`);
   if (part !== undefined) list.push(`${partOf(part)} of the disc leads here`);
   if (limit.shared) list.push("held although a token on the margin scores more: the others outweigh it");
-  else if (limit.best) list.push(limit.global ? `the best ${tokens(limit.sets)}: the global max-margin direction` : `locally optimal: the best ${tokens(limit.sets)}, but others that score the same have a larger margin`);
+  else if (limit.best) list.push(limit.global ? `${limit.only ? `the best ${tokens(limit.sets)}: the` : "as good as any: a"} global max-margin direction` : `locally optimal: the best ${tokens(limit.sets)}, but others that score the same have a larger margin`);
   else list.push(`locally optimal: not the best ${tokens(limit.sets)}, but all on the margin score less`);
   return list;
 }
