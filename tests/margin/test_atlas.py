@@ -10,7 +10,7 @@ from tests.oracles.certified import apart, assert_same_vector, margins_apart
 from tests.oracles.rounding import rounding
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve
-from tokenmargin.margin import TOLERANCE, atlas, max_margin
+from tokenmargin.margin import TOLERANCE, atlas, choice_margin, max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.instances import figure1c, figure8, random_problem, shared_vocabulary_problem
 from tokenmargin.problem.token_problem import TokenProblem
@@ -222,3 +222,19 @@ def test_no_limit_of_descent_is_missing() -> None:
                 settled += 1
                 assert tuple(selected.tolist()) in known
         assert settled > 0
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_a_partial_atlas_calls_nothing_the_gmm_that_is_none(norm: str) -> None:
+    """Two tokens score highest in every input: which choice has the largest margin is known when all are decided."""
+    missed = 0
+    for seed in range(12):
+        keys = np.random.default_rng(seed).standard_normal((2, 3, 3))
+        problem = TokenProblem.of(keys, [1, 1], scores=[[1, 1, 0], [1, 1, 0]])
+        largest = choice_margin(problem, norm=norm).margin
+        for budget in (1, 2, 4, 8, None):
+            found = atlas(problem, budget=budget, norm=norm).gmm
+            missed += found is None
+            assert found is None or found.solution.margin == pytest.approx(largest, rel=1e-8, abs=0)
+        assert found is not None  # without a budget
+    assert missed

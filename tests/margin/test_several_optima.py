@@ -47,3 +47,15 @@ def test_a_choice_that_rounding_cannot_decide_does_not_hide_the_minimum(seed: in
         exact.margin, rel=margins_apart(exact, turned) + 100 * np.finfo(float).eps, abs=0
     )
     assert turned.choice == exact.choice
+
+
+def test_what_refutes_a_choice_is_said_as_it_is() -> None:
+    """Branches of a search add up to nothing together; weights of constraints that tie may be negative."""
+    line = tm.TokenProblem.of([[[1.0], [0.0], [-1.0]]], [1], scores=[[0, 1, 0]])
+    chosen = tm.choice_margin(line)
+    assert chosen.status == "infeasible"
+    assert "every branch" in chosen.explanation
+    tied = tm.class_margin(line, np.array([[True, False, True]]))
+    assert tied.status == "infeasible"
+    assert (tied.farkas < 0).any()
+    assert "convex" not in tied.explanation

@@ -31,5 +31,6 @@ def atlas_by_arcs(problem: TokenProblem, *, loss: AbstractLoss | None = None) ->
     ties = held_ties(problem, loss, listed=seen.values())
     tally.solves = len(chosen) + ties.solves
     tally.infeasible = tally.leaves[0] - tally.feasible - len(tally.undecided)
-    named = name_global(problem, seen.values(), ties.held)
+    tally.limits = list(seen.values())
+    named = name_global(problem, tally, ties.held)
     return tally.atlas(named, began=began, ties_left=ties.left, ties_undecided=ties.unknown)

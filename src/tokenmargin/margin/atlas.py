@@ -144,7 +144,7 @@ def atlas(
             blocks.append(walk.extend_prefixes(block))
     ties = held_ties(problem, loss, listed=tally.limits, most=tally.budget - tally.solves)
     tally.solves += ties.solves
-    named = name_global(problem, tally.limits, ties.held)
+    named = name_global(problem, tally, ties.held)
     return tally.atlas(named, began=began, ties_left=ties.left, ties_undecided=ties.unknown)
 
 

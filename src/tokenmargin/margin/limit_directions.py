@@ -21,7 +21,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import TOLERANCE
 from tokenmargin.margin.constraints import Constraints, attention_constraints, class_constraints
 from tokenmargin.margin.leading_risk import Verdict, least_known, minimum_across
-from tokenmargin.margin.limit_results import Kind, LimitDirection
+from tokenmargin.margin.limit_results import Kind, LimitDirection, SelectionTally
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.several_optima import SAME_NORM, choice_margin
 from tokenmargin.margin.single.solver import solve
@@ -220,15 +220,19 @@ def _kind_among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], soluti
 
 
 def name_global(
-    problem: TokenProblem, limits: Iterable[LimitDirection], held: Iterable[LimitDirection] = ()
+    problem: TokenProblem, tally: SelectionTally, held: Iterable[LimitDirection] = ()
 ) -> tuple[LimitDirection, ...]:
     """All limits of a problem, the GMM first and then by margin: of largest margin among tokens of highest score.
 
+    Where several tokens of an input score highest, none is called the GMM before all choices among them are decided.
     The `held` ties are limits, but never the GMM: some choice among their tokens has a larger margin.
     """
-    listed = list(limits)
+    listed = tally.limits
     best = [limit.solution.margin if all_best(problem, limit.selected) else -np.inf for limit in listed]
     largest = max(best, default=np.inf)
+    several = (_best_tokens(problem) & (problem.keys.first_copies == np.arange(problem.T))).sum(axis=1).max() > 1
+    if several and (tally.left or any(all_best(problem, np.array(selected)) for selected in tally.undecided)):
+        largest = np.inf
     named = [
         replace(limit, kind="GMM") if margin > 0 and margin >= largest * (1 - SAME_NORM) else limit
         for limit, margin in zip(listed, best, strict=True)

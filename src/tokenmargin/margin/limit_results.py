@@ -156,7 +156,7 @@ class Atlas(Tabular, Drawable):
 
     @property
     def gmm(self) -> LimitDirection | None:
-        """The globally optimal direction, when it is feasible."""
+        """The globally optimal direction, when it is feasible and known."""
         return next((limit for limit in self.limits if limit.is_global), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,6 +199,11 @@ class SelectionTally:
         self.undecided: list[tuple[int, ...]] = []
         self.limits: list[LimitDirection] = []
         self.open: list[LimitDirection] = []
+
+    @property
+    def left(self) -> int:
+        """How many selections were not looked at yet."""
+        return self.leaves[0] - self.feasible - self.infeasible - len(self.undecided)
 
     @property
     def budget_is_spent(self) -> bool:

@@ -142,7 +142,9 @@ class MarginSolution(Tabular):
             only = f"; one of a face of them, of dimension {self.freedom}" if self.freedom else ""
             return f"the shortest vector that satisfies the constraints, to {certificate.residual:.0e}{only}"
         if self.status == "infeasible":
-            return "no direction satisfies the constraints: a convex combination of them is exactly zero"
+            if self.parts:
+                return "no choice satisfies the constraints: every branch of the search, in `parts`, is refuted"
+            return "no direction satisfies the constraints: with weights, they add up to zero >= 1"
         if certificate.primal < 1:
             return (
                 "not decided to tolerance: the vector found satisfies the constraints when lengthened, "

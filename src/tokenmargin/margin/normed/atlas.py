@@ -44,10 +44,10 @@ def atlas_in_norm(
     for _ in walk.decide_below(np.zeros(0, dtype=np.intp)):
         if progress is not None:
             progress(walk.tally.feasible + walk.tally.infeasible)
-    fixed, limits = problem.has_fixed_scores, walk.tally.limits
-    ranked = sorted(limits, key=lambda limit: (not limit.is_global, -limit.solution.margin))
+    fixed = problem.has_fixed_scores
+    ranked = sorted(walk.tally.limits, key=lambda limit: (not limit.is_global, -limit.solution.margin))
     return walk.tally.atlas(
-        name_global(problem, limits) if fixed else tuple(ranked),
+        name_global(problem, walk.tally) if fixed else tuple(ranked),
         began=began,
         ties_left=max(walk.ties, _pairs_of_equals(problem) if fixed and problem.has_ties else 0),
     )
