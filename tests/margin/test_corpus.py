@@ -68,7 +68,7 @@ def test_the_corpus_problem_is_the_selection_class_of_its_sequences(seed: int, r
     assert pairs.margins(vectors @ solution.vector).min() >= 1 - 1e-12  # feasible, not nearly
     assert gaps[0] == np.inf
     assert gaps[-1] <= 1e-7  # as asked for; the active set then gives the rest
-    assert_built_of_its_rows(solution, rows_of(solution, vectors))
+    assert_built_of_its_rows(solution, rows_of(solution, vectors), vectors)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 22])
@@ -126,7 +126,7 @@ def test_a_corpus_without_a_solution_is_refuted() -> None:
     assert solution.status == "infeasible"
     assert (solution.farkas >= 0).all()
     rows = vectors[solution.tokens[:, 0]] - vectors[solution.tokens[:, 1]]
-    assert np.abs(solution.farkas @ rows).max() <= of_rows(solution.farkas, rows)
+    assert np.abs(solution.farkas @ rows).max() <= of_rows(solution.farkas, rows, vectors)
 
 
 def test_nothing_to_separate() -> None:
@@ -158,14 +158,15 @@ def test_selections_are_checked() -> None:
         argmax_pairs(corpus, np.zeros(3))
 
 
-def of_rows(weights: np.ndarray, rows: np.ndarray) -> float:
-    """Rounding of a combination of rows: differences of two vectors, whose weights were divided by their sum."""
-    return float(rounding(len(rows) + 4, (np.abs(weights) @ np.abs(rows)).max()))
+def of_rows(weights: np.ndarray, rows: np.ndarray, vectors: np.ndarray) -> float:
+    """Rounding of a combination of rows: differences of vectors less their mean, with weights over their sum."""
+    of_difference = rounding(4, float(np.abs(weights).sum() * np.abs(vectors).max()))
+    return float(rounding(len(rows) + 4, (np.abs(weights) @ np.abs(rows)).max())) + of_difference
 
 
-def assert_built_of_its_rows(solution: MarginSolution, rows: np.ndarray) -> None:
+def assert_built_of_its_rows(solution: MarginSolution, rows: np.ndarray, vectors: np.ndarray) -> None:
     """The vector is the combination of its rows, as its certificate says."""
-    off = solution.certificate.dual * np.linalg.norm(solution.vector) + of_rows(solution.multipliers, rows)
+    off = solution.certificate.dual * np.linalg.norm(solution.vector) + of_rows(solution.multipliers, rows, vectors)
     np.testing.assert_allclose(solution.multipliers @ rows, solution.vector, rtol=0, atol=off)
 
 
@@ -178,16 +179,17 @@ def check(solution: MarginSolution, vectors: np.ndarray, pairs: RowPairs) -> Non
         assert (solution.farkas[:inequalities] >= 0).all()
         assert solution.farkas[:inequalities].sum() == pytest.approx(1, rel=rounding(len(rows)), abs=0)
         # Proven exactly for the weights before they were divided by their sum, and ties are added by least squares.
-        assert np.abs(solution.farkas @ rows).max() <= of_rows(solution.farkas, rows)
+        assert np.abs(solution.farkas @ rows).max() <= of_rows(solution.farkas, rows, vectors)
         return
     assert solution.status == "optimal"
     norm = np.linalg.norm(solution.vector)
     of_margins = rounding(vectors.shape[1] + 4, 2 * float(np.linalg.norm(vectors, axis=1).max() * norm))
     assert pairs.margins(vectors @ solution.vector).min() >= 1 - of_margins
     assert (solution.multipliers[:inequalities] >= 0).all()
-    assert_built_of_its_rows(solution, rows)
+    assert_built_of_its_rows(solution, rows, vectors)
     # The certificate's bound on |p| is this sum over the length of the combination, which is |p| nearly.
-    off = solution.certificate.gap + solution.certificate.dual + of_rows(solution.multipliers, rows) / norm
+    off = solution.certificate.gap + solution.certificate.dual + of_rows(solution.multipliers, rows, vectors) / norm
+    off += rounding(len(rows) + 2 * vectors.shape[1])
     assert solution.multipliers[:inequalities].sum() == pytest.approx(norm**2, rel=off, abs=0)
 
 
