@@ -275,6 +275,7 @@ def test_without_ties_nothing_changes() -> None:
                 np.testing.assert_array_equal(ours.gaps, score_gaps(problem, theirs.vector, selected))
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_an_audit_in_small() -> None:
     """A sample of `python -m benchmarks.limits_audit`: ties, repeats and neither, both geometries."""
     tally = Tally()
@@ -413,6 +414,7 @@ def test_what_lies_across_may_be_long() -> None:
     assert limit.rate == pytest.approx(-1.0, abs=1e-3)  # over the last three decades, 300 / |p| to the first order
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_the_limit_of_key_and_query_is_named_by_the_nuclear_margin() -> None:
     problem = random_problem(2, 3, 3, rng=np.random.default_rng(4))
     of_matrix = problem.with_matrix(np.random.default_rng(5).standard_normal((2, 3)))
