@@ -238,6 +238,15 @@ def test_directional_neighbours_are_counted_by_inner_products_too():
         assert claim("B.lemma10").on(ProblemInstance(posed)).verdict == "holds"
 
 
+def test_lemma_10_counts_neighbours_that_only_seem_to_be():
+    """Three tokens beside q = (1, 0), one of them 1e-8 farther: in general position, and at one margin to 1e-7."""
+    keys = [[[0.0, 0.0], [-1.0, 0.3], [-1.0 - 1e-8, 1.0], [-1.0, -1.0]]]
+    problem = TokenProblem.of(keys, [1], scores=[[3.0, 2.0, 1.0, 0.0]])
+    report = claim("B.lemma10").on(ProblemInstance(problem, q=np.array([1.0, 0.0])))
+    assert report.findings.hypotheses[0].proven
+    assert report.verdict == "undecided"
+
+
 def test_general_position():
     apart = TokenProblem.of([[[0.0, 0.0], [1.0, 0.1], [0.2, 1.0]]], [1], scores=[[0.0, 1, 2]])
     assert general_position(apart, np.array([0])).proven

@@ -24,7 +24,7 @@ from tokenmargin.selection import (
     optimal_tokens,
     selected_tokens,
 )
-from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, seen, true
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, searched, seen, true
 from tokenmargin.theory.evidence import FollowedFlow, falls_to_zero, follow_flow
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_b, general_position, rank_of_vectors
 from tokenmargin.theory.paper_b.gradients import equal_scores_problem, printed_smoothness
@@ -303,7 +303,9 @@ def lemma10(x: ProblemInstance) -> Findings:
     alpha = np.asarray(problem.keys.logits(q).argmax(axis=1))
     number = int(directional_neighbours(problem.keys, q).sum())
     d = problem.keys.dimension if isinstance(problem.keys, Coordinates) else rank_of_vectors(problem.keys)
-    return Findings((general_position(problem, alpha),), (below("directional neighbours", number, d),))
+    # tokens within the tolerance of the margin are counted, so there may be fewer, and never more
+    most = searched(below("directional neighbours", number, d), "margins to more digits")
+    return Findings((general_position(problem, alpha),), (most,))
 
 
 def _three_tokens(q: tuple[float, ...], name: str) -> ProblemInstance:
