@@ -82,7 +82,7 @@ class LpNorm(AbstractNorm):
 
     @property
     def name(self) -> str:
-        return {1.0: "l1", 2.0: "l2", np.inf: "linf"}.get(self.p, f"lp:{self.p:.17g}")
+        return {1.0: "l1", 2.0: "l2", np.inf: "linf"}.get(self.p, f"lp:{_written(self.p)}")
 
     @property
     def dual_p(self) -> float:
@@ -133,7 +133,7 @@ class SchattenNorm(AbstractNorm):
 
     @property
     def name(self) -> str:
-        return {1.0: "nuclear", np.inf: "spectral"}.get(self.p, f"schatten:{self.p:.17g}")
+        return {1.0: "nuclear", np.inf: "spectral"}.get(self.p, f"schatten:{_written(self.p)}")
 
     def of_shape(self, shape: tuple[int, int] | None) -> SchattenNorm:
         return replace(self, shape=shape)
@@ -219,6 +219,11 @@ class CustomNorm(AbstractNorm):
 
     def rounding(self, dimension: int) -> float:
         return self.accuracy
+
+
+def _written(p: float) -> str:
+    """The shortest number that is read as p again: 3, 1.1, 1e+22."""
+    return repr(float(p)).removesuffix(".0")
 
 
 def _power_norm(x: Float[Array, "... D"], p: float) -> Float[Array, "..."]:

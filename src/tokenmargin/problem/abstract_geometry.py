@@ -262,15 +262,10 @@ class AbstractGeometry(abc.ABC):
         sums = [np.bincount(where, weights=row, minlength=self.n_vectors) for row in flat]
         return np.array(sums).reshape(*lead, self.n_vectors)
 
-    @cached_property
-    def first_equal(self) -> Int[Array, " m"]:
-        """For every row of the dictionary, the first that is known to hold the same vector."""
-        return np.arange(self.n_vectors)
-
+    @abc.abstractmethod
     def outputs(self, v: Float[Array, "... D"]) -> Float[Array, "... n T"]:
         """`<x_it, v>` for every token. Equal vectors have equal ones, to the last bit, wherever they stand: a product
         of matrices may round them differently, and scores that tie would tie no more."""
-        return self.gather(self.project(v)[..., self.first_equal])
 
     def logits(self, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
         """`<k_it, p>` for every token; minus infinity where there is none."""

@@ -145,9 +145,8 @@ class Coordinates(AbstractGeometry):
         whole = np.ascontiguousarray(self.vectors + 0.0).view(f"V{8 * self.dimension}").ravel()
         return read_only(np.unique(whole, return_inverse=True)[1].ravel())
 
-    @cached_property
-    def first_equal(self) -> Int[Array, " m"]:
-        return read_only(np.unique(self.equal_rows, return_index=True)[1][self.equal_rows])
+    def outputs(self, v: Float[Array, "... d"]) -> Float[Array, "... n T"]:
+        return self.gather(np.einsum("...d, md -> ...m", v, self.vectors))  # sums every row in one and the same order
 
     @property
     def noise(self) -> float:
@@ -323,9 +322,9 @@ class Gram(AbstractGeometry):
         together = squared[:, None] + squared
         return read_only((together - 2 * self.matrix <= 8 * EPS * together).argmax(axis=1))
 
-    @cached_property
-    def first_equal(self) -> Int[Array, " m"]:
-        return np.arange(self.n_vectors) if self.equal is None else self.equal
+    def outputs(self, v: Float[Array, "... m"]) -> Float[Array, "... n T"]:
+        rows = self.project(v)
+        return self.gather(rows if self.equal is None else rows[..., self.equal])
 
     @property
     def noise(self) -> float:
