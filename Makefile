@@ -6,13 +6,14 @@ BIN    := $(VENV)/bin
 install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test axe portable reproduce lint bench docs package sbom clean
+.PHONY: help demo test axe portable installs reproduce lint bench docs package sbom clean
 
 help:
 	@echo "make demo   set up, then watch attention select tokens with a certified margin (writes out/demo)"
 	@echo "make test   set up, then run all tests"
 	@echo "make axe    axe-core, for the tests of the pages in a browser (make test tries by itself)"
 	@echo "make portable  the numeric tests under the arithmetic of other processors"
+	@echo "make installs  the lowest versions, each extra alone, other Pythons, a read-only installation (needs uv)"
 	@echo "make reproduce  set up, then every figure and number of both papers, with a report (writes runs)"
 	@echo "make lint   formatter, linter, type checker and import contracts"
 	@echo "make bench  the comparisons quoted in the documentation"
@@ -42,6 +43,9 @@ axe: $(VENV)/.installed-test
 
 portable: $(VENV)/.installed-test
 	@VENV=$(VENV) .ci/portable
+
+installs:
+	@.ci/installs $(PARTS)
 
 reproduce: $(VENV)/.installed-report $(VENV)/.installed-train
 	@$(BIN)/tokenmargin reproduce

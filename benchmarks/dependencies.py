@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -71,7 +72,7 @@ def document(distributions: dict[str, metadata.Distribution]) -> dict[str, objec
                 "name": name,
                 "version": found.version,
                 "scope": "required" if name in base else "optional",
-                "purl": f"pkg:pypi/{name}@{found.version}",
+                "purl": f"pkg:pypi/{name}@{quote(found.version)}",
                 "licenses": [{"license": {"name": licence(found)}}],
             }
             for name, found in distributions.items()
