@@ -22,5 +22,6 @@ for name, words in COMMANDS.items():
         lacks.append(f"{name} asks for {found[0]}")
     else:
         ran.append(name)
-optional = [name for name in ("pyarrow", "matplotlib", "sklearn", "torch", "fastapi") if importlib.util.find_spec(name)]
+known = ("pyarrow", "ray", "matplotlib", "sklearn", "torch", "fastapi")
+optional = [name for name in known if importlib.util.find_spec(name)]
 print(f"has {', '.join(optional) or 'no optional package'}; has what it takes for {', '.join(ran)}; {'; '.join(lacks)}")

@@ -56,7 +56,9 @@ def ray_cluster() -> Iterator[Callable[[int], tuple[Any, list[Any]]]]:
     def start(count: int) -> tuple[Any, list[Any]]:
         nodes = [cluster.add_node(num_cpus=1) for _ in range(count)]
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        return cluster, nodes
+        # On a busy machine we may be connected to one of them, which then cannot be taken away: it comes last.
+        ours = ray.get_runtime_context().get_node_id()
+        return cluster, sorted(nodes, key=lambda node: node.node_id == ours)
 
     yield start
     ray.shutdown()
