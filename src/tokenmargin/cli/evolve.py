@@ -205,11 +205,6 @@ def _follow_descent(
             memory=memory,
             progress=progress,
         )
-    if not np.isfinite(path.final).all():
-        raise ValueError(
-            f"descent has left the range of double precision within {path.steps} steps; take a smaller --step, a "
-            "method with normalised steps such as ngd, or keys and scores of ordinary sizes"
-        )
     states = {
         f"{MEMORY}{k}_{name}": array for k, state in enumerate(path.memory.states) for name, array in state.items()
     }
