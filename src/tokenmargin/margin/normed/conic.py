@@ -175,7 +175,7 @@ def _iterate_spectral(
 
 
 def _step_matrix(
-    X: Float[Array, "a+b a+b"], Z: Float[Array, "a+b a+b"], a: int, springs: Float[Array, "ab ab"]
+    X: Float[Array, "c c"], Z: Float[Array, "c c"], a: int, springs: Float[Array, "ab ab"]
 ) -> Float[Array, "ab+1 ab+1"]:
     """The matrix of a step in w and t, once those of X, the slacks and the multipliers are eliminated."""
     bent = _symmetric(X @ Z)  # t stands on the diagonal of the block matrix, w beside it
