@@ -144,7 +144,7 @@ class MarginSolution(Tabular):
         if self.status == "infeasible":
             if self.parts:
                 return "no choice satisfies the constraints: every branch of the search, in `parts`, is refuted"
-            return "no direction satisfies the constraints: with weights, they add up to zero >= 1"
+            return "no direction satisfies the constraints: some weighted sum of them says 0 >= 1"
         if certificate.primal < 1:
             return (
                 "not decided to tolerance: the vector found satisfies the constraints when lengthened, "
