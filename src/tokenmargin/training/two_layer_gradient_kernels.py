@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from tokenmargin.training.one_layer_kernels import adamw
-from tokenmargin.training.two_layer_kernels import sequence, tile
+from tokenmargin.training.two_layer_kernels import sequence, tile, tile_of_program
 
 
 @triton.jit
@@ -33,10 +33,7 @@ def gram_gradient_kernel(
 
     It also adds to `gradient`: the gradients of `C p` and `C v`, which are `B'` times the rows' gradients, and of mu.
     """
-    b = tl.program_id(1)
-    _, begin, u = sequence(order, offsets, counter, b, BATCH)
-    first = tl.program_id(0) // (U // SIDE)
-    second = tl.program_id(0) % (U // SIDE)
+    b, begin, u, first, second = tile_of_program(order, offsets, counter, BATCH, U, SIDE)
     if (second >= first) & (second * SIDE < u):
         i = first * SIDE + tl.arange(0, SIDE)
         j = second * SIDE + tl.arange(0, SIDE)

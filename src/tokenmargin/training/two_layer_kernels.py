@@ -35,6 +35,14 @@ def sequence(order, offsets, counter, b, BATCH: tl.constexpr):
 
 
 @triton.jit
+def tile_of_program(order, offsets, counter, BATCH: tl.constexpr, U: tl.constexpr, SIDE: tl.constexpr):
+    """Of program (tile, b): b, where its distinct tokens begin, how many there are, and the tile's row and column."""
+    b = tl.program_id(1)
+    _, begin, u = sequence(order, offsets, counter, b, BATCH)
+    return b, begin, u, tl.program_id(0) // (U // SIDE), tl.program_id(0) % (U // SIDE)
+
+
+@triton.jit
 def tile(matrix, b, i, j, u, U: tl.constexpr):
     """The entries (i, j) of the b-th matrix; zero outside its u x u part."""
     inside = (i < u)[:, None] & (j < u)[None, :]
@@ -48,10 +56,7 @@ def gram_kernel(
     BATCH: tl.constexpr, U: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, b): one tile of G on or above the diagonal, and its mirror image; `centred` is C."""
-    b = tl.program_id(1)
-    _, begin, u = sequence(order, offsets, counter, b, BATCH)
-    first = tl.program_id(0) // (U // SIDE)
-    second = tl.program_id(0) % (U // SIDE)
+    b, begin, u, first, second = tile_of_program(order, offsets, counter, BATCH, U, SIDE)
     if (second >= first) & (second * SIDE < u):
         i = first * SIDE + tl.arange(0, SIDE)
         j = second * SIDE + tl.arange(0, SIDE)
@@ -121,10 +126,7 @@ def product_kernel(
     BATCH: tl.constexpr, U: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, b): one tile of `B G`; the squared lengths of the rows of `B C_X`, and the diagonal of `B G`."""
-    b = tl.program_id(1)
-    _, _, u = sequence(order, offsets, counter, b, BATCH)
-    first = tl.program_id(0) // (U // SIDE)
-    second = tl.program_id(0) % (U // SIDE)
+    b, _, u, first, second = tile_of_program(order, offsets, counter, BATCH, U, SIDE)
     if (first * SIDE < u) & (second * SIDE < u):
         i = first * SIDE + tl.arange(0, SIDE)
         j = second * SIDE + tl.arange(0, SIDE)

@@ -169,11 +169,12 @@ def lemma17(x: EmbeddingInstance) -> Findings:
     near = np.log(1e3) / tau1  # the rest's weights are a thousandth of the second choices': nothing is lost to rounding
     printed = _printed_constant(x, problem, w, tau2, mu)
     radii = [max(near, np.log(printed / eps) / tau1 if printed > 0 else near) for eps in SMALL]
+    given_at = problem, chosen, u, levels, ahead
     return Findings(
         hypotheses,
         (
-            *_remaining_parts(problem, chosen, u, levels, ahead, near),
-            *(_leading_alone(problem, chosen, u, levels, ahead, R, eps) for R, eps in zip(radii, SMALL, strict=True)),
+            *_AtRadius.of(*given_at, near).remaining_parts(problem, tau1),
+            *(_AtRadius.of(*given_at, R).leading_alone(eps) for R, eps in zip(radii, SMALL, strict=True)),
         ),
     )
 
@@ -241,50 +242,49 @@ def _printed_constant(
     return float((T + T**2) * (2 * np.linalg.norm(w) * size / tau2) * (2 * T * size / mu))
 
 
-def _at_radius(problem: TokenProblem, u: Float[Array, " D"], levels: Float[Array, "n T"], R: float) -> Pairs:
-    """The pairs at `R u / |u|`, with exact ties, which the product of u with the tokens has up to rounding."""
-    length = np.linalg.norm(u)
-    return Pairs(problem, R * (u / length), levels * R / length)
+class _AtRadius(NamedTuple):
+    """What Lemma 17 speaks of at `R u / |u|`: the pairs there, u's choices, w's logits, and what rounding may do."""
 
+    pairs: Pairs
+    chosen: Choices
+    ahead: Float[Array, "n T"]
+    R: float
+    rounding: float
 
-def _leading_alone(
-    problem: TokenProblem,
-    chosen: Choices,
-    u: Float[Array, " D"],
-    levels: Float[Array, "n T"],
-    ahead: Float[Array, "n T"],
-    R: float,
-    eps: float,
-) -> Slack:
-    """The sum over all pairs over that of the leading ones, (B0), less 1: at most eps, and what rounding may do where
-    scores of both signs all but cancel in (B0)."""
-    pairs = _at_radius(problem, u, levels, R)
-    part = pairs.total(ahead, chosen.first[:, :, None] & chosen.second[:, None, :])
-    off = abs(pairs.total(ahead) / part - 1) if part else np.inf
-    room = rounding_of_sums(problem, R * u) * pairs.size(ahead) / abs(part) if part else 0.0
-    return below(f"|sum / leading pairs - 1| at R = {R:.3g}", off, eps, tolerance=room)
+    @classmethod
+    def of(
+        cls, problem: TokenProblem, chosen: Choices, u: Float[Array, " D"], levels: Float[Array, "n T"],
+        ahead: Float[Array, "n T"], R: float,
+    ) -> _AtRadius:  # fmt: skip
+        """With exact ties, which the product of u with the tokens has up to rounding."""
+        length = np.linalg.norm(u)
+        pairs = Pairs(problem, R * (u / length), levels * R / length)
+        return cls(pairs, chosen, ahead, R, rounding_of_sums(problem, R * u))
 
+    def total(self, others: Bool[Array, "n T"]) -> float:
+        """The sum over pairs of a selected token with one of the others."""
+        return self.pairs.total(self.ahead, self.chosen.first[:, :, None] & others[:, None, :])
 
-def _remaining_parts(
-    problem: TokenProblem,
-    chosen: Choices,
-    u: Float[Array, " D"],
-    levels: Float[Array, "n T"],
-    ahead: Float[Array, "n T"],
-    R: float,
-) -> tuple[Slack, Slack]:
-    """(B1) and (B2) over (B0), against the proof's bounds with its own left sides of (23) and (25)."""
-    pairs, constants = _at_radius(problem, u, levels, R), _constants_of_23_and_25(problem, chosen, ahead)
-    others, T = problem.mask & ~chosen.first, problem.T
-    base = pairs.total(ahead, chosen.first[:, :, None] & chosen.second[:, None, :])
-    one = pairs.total(ahead, chosen.first[:, :, None] & chosen.rest[:, None, :])
-    two = pairs.total(ahead, others[:, :, None] & others[:, None, :]) / 2
-    ratios = [abs(part / base) if base else np.inf for part in (one, two)]
-    factor = constants[0] * constants[1] * float(np.exp(-chosen.gap * R / np.linalg.norm(u)))
-    return (
-        below(f"|(B1)| / (B0) at R = {R:.3g}", ratios[0], T * factor, tolerance=rounding_of_sums(problem, R * u)),
-        below(f"|(B2)| / (B0) at R = {R:.3g}", ratios[1], T**2 * factor, tolerance=rounding_of_sums(problem, R * u)),
-    )
+    def leading_alone(self, eps: float) -> Slack:
+        """The sum over all pairs over that of the leading ones, (B0), less 1: at most eps, and what rounding may do
+        where scores of both signs all but cancel in (B0)."""
+        part = self.total(self.chosen.second)
+        off = abs(self.pairs.total(self.ahead) / part - 1) if part else np.inf
+        room = self.rounding * self.pairs.size(self.ahead) / abs(part) if part else 0.0
+        return below(f"|sum / leading pairs - 1| at R = {self.R:.3g}", off, eps, tolerance=room)
+
+    def remaining_parts(self, problem: TokenProblem, tau1: float) -> tuple[Slack, Slack]:
+        """(B1) and (B2) over (B0), against the proof's bounds with its own left sides of (23) and (25)."""
+        gaps, scores = _constants_of_23_and_25(problem, self.chosen, self.ahead)
+        others, T = problem.mask & ~self.chosen.first, problem.T
+        base, one = self.total(self.chosen.second), self.total(self.chosen.rest)
+        two = self.pairs.total(self.ahead, others[:, :, None] & others[:, None, :]) / 2
+        of_one, of_two = (abs(part / base) if base else np.inf for part in (one, two))
+        factor = gaps * scores * float(np.exp(-tau1 * self.R))
+        return (
+            below(f"|(B1)| / (B0) at R = {self.R:.3g}", of_one, T * factor, tolerance=self.rounding),
+            below(f"|(B2)| / (B0) at R = {self.R:.3g}", of_two, T**2 * factor, tolerance=self.rounding),
+        )
 
 
 CLAIMS = (
