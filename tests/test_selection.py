@@ -6,6 +6,7 @@ import pytest
 from tests.oracles.rounding import rounding
 
 from tokenmargin.margin import max_margin
+from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.instances import figure1b, figure8, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import (
@@ -90,6 +91,37 @@ def test_angles_are_accurate_at_any_size(size: float, tilt: float) -> None:
     # Half-angle formulas: differences and lengths of three numbers, an arc tangent; sin(pi) is no zero in doubles.
     assert angle(problem.keys, p, q) == pytest.approx(exact, rel=rounding(2 * 3 + 10), abs=rounding(1))
     assert cosine(problem.keys, p, q) == pytest.approx(np.cos(tilt), rel=0, abs=rounding(3 + 4))
+
+
+@pytest.mark.parametrize("spread", [0.0, 8.0])
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_inner_products_tell_angles_as_coordinates_do(d: int, spread: float) -> None:
+    """Also of differences, and of vectors whose lengths differ by 1e16."""
+    rng = np.random.default_rng([d, int(spread)])
+    for _ in range(40):
+        m = int(rng.integers(2, 12))
+        vectors = rng.standard_normal((m, d)) * 10 ** rng.uniform(-spread, spread, (m, 1))
+        plain = Coordinates(vectors, [[0]])
+        coefficients = rng.standard_normal((2, m))
+        coefficients[1] = coefficients[0] + 10 ** rng.uniform(-9, 0) * coefficients[1]
+        gram = plain.as_gram()
+        assert gram.frame is not None
+        p, q = coefficients
+        # A length is rounded by as much of its terms; the frame's error is that over the least eigenvalue kept.
+        terms = np.abs(coefficients) @ plain.vector_norms / plain.norm(coefficients @ vectors)
+        directions = vectors / plain.vector_norms[:, None]
+        least = np.linalg.svd(directions, compute_uv=False)[min(m, d) - 1]
+        known = rounding(4 * m * d) * terms.sum() / least
+        assert angle(gram, p, q) == pytest.approx(float(angle(plain, p @ vectors, q @ vectors)), rel=0, abs=known)
+
+
+def test_what_inner_products_do_not_tell_has_no_frame() -> None:
+    """Two keys 1e-9 apart may lie in one dimension or in two."""
+    plain = Coordinates([[1.0, 0.0], [1.0, 1e-9], [2.0, 0.0]], [[0, 1, 2]])
+    assert plain.frame is None
+    assert plain.as_gram().frame is None
+    assert Gram(np.ones((2, 2)), [[0, 1]]).frame is None
+    assert Gram(np.zeros((2, 2)), [[0, 1]]).frame is None
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

@@ -9,7 +9,7 @@ from tests.oracles.rounding import EPS, of_flow, of_logits, of_path, rounding
 
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.dynamics import FlowSettings, NormalizedGradientDescent
-from tokenmargin.limits.limit import limit_of
+from tokenmargin.limits.limit import ROUNDING, limit_of
 from tokenmargin.limits.shares import basin_map, basins, random_starts
 from tokenmargin.margin import MATRIX_GAP, TOLERANCE, atlas, choice_margin, class_margin, limit_direction, max_margin
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
@@ -17,7 +17,7 @@ from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.factored import FactoredObjective, MultiHeadObjective
 from tokenmargin.objective.local_scores import HeadObjective, NonlinearHead
 from tokenmargin.objective.losses import CorrelationLoss, CustomLoss
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.instances import figure1a, figure1b, figure8, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import (
@@ -248,6 +248,20 @@ def test_a_path_by_inner_products_ends_at_its_norm() -> None:
     limit = limit_of(posed, posed.keys.unit(posed.keys.n_vectors - 1))
     assert limit.outcome == "direction"
     assert_same_vector(limit.path.at_norm(limit.path.norm), limit.path.final)
+
+
+def test_on_a_line_known_by_inner_products() -> None:
+    """Two keys 0.013 apart among keys of length one: the direction is the small difference of long vectors, and inner
+    products alone tell its angle to 5e-6. That there is one dimension tells the rest: an angle there is 0 or pi."""
+    here = case(1396, 9)
+    limit = limit_of(here.posed, here.starts[0])
+    assert (limit.outcome, limit.kind, limit.named.names) == ("direction", "LMM", [1, 3])
+    assert limit.angle <= ROUNDING
+    keys = here.posed.keys
+    unknown = here.posed.with_keys(Gram(keys.matrix, keys.index, keys.mask))
+    told = limit_of(unknown, here.starts[0])
+    assert told.outcome == "undecided"
+    assert "but inner products tell it to" in told.reason
 
 
 def test_a_higher_score_just_beyond_the_margin_is_too_close_to_call() -> None:

@@ -32,6 +32,7 @@ from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_ob
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.objective.products import ProductObjective
 from tokenmargin.objective.shared_pulls import SATURATED
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, copies_of, selection_text, tokens_of_equal_score
 
@@ -310,12 +311,22 @@ def _outcome_of_path(
     if not named.solution.is_optimal:
         return "undecided", f"the selection is {named.solution.status}"
     if not off <= tolerance:
-        return "undecided", f"the angle is above {tolerance:g}"
+        return "undecided", f"the angle is above {tolerance:g}{_what_hides_angles(path, named, off)}"
     if not named.is_limit:
         if named.kind in ("balanced", "undecided"):
             return "direction", "whether other starts near it go there too is not decided"
         return "direction", "other starts, however near, may leave it: the direction is not locally optimal"
     return "direction", path.unfinished
+
+
+def _what_hides_angles(path: FlowPath, named: LimitDirection, off: float) -> str:
+    """Whether the inner products by which the keys are known could tell so small an angle from zero at all."""
+    keys = path.objective.problem.keys
+    if isinstance(keys, Coordinates) or keys.frame is not None:
+        return ""
+    ends = path.prompt, named.solution.vector
+    known_to = keys.noise * sum(float(np.abs(end) @ keys.vector_norms / keys.norm(end)) for end in ends)
+    return f", but inner products tell it to {known_to:.0e} at best" if off <= known_to else ""
 
 
 def _where_rounding_decides(path: FlowPath) -> str:

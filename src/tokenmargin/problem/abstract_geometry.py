@@ -162,6 +162,15 @@ class AbstractGeometry(abc.ABC):
     def noise(self) -> float:
         """Length of `sum_j c_j e_j`, relative to `sum_j |c_j| |e_j|`, below which it cannot be told from rounding."""
 
+    @property
+    def frame(self) -> Float[Array, "D r"] | None:
+        """A matrix that turns parameters into plain vectors, `p @ frame`, with the same inner products; None where they
+        are plain vectors already, or where inner products do not tell enough for one.
+
+        A length that is the small difference of long ones keeps all of its digits there; products hold half of them.
+        """
+        return None
+
     def _set_tokens(self, index: ArrayLike, mask: ArrayLike | None) -> None:
         """Validate and store index and mask; part of construction."""
         checked_index, checked_mask = _checked_index(index, mask, self.n_vectors)

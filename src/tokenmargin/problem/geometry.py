@@ -28,6 +28,7 @@ from tokenmargin.problem.abstract_geometry import (
 )
 
 _BLOCK = 128  # differences are formed so many at a time, which keeps the rows they are made of in the caches
+_RESOLVED = 1e3  # an eigenvalue so many times what rounding leaves in its place has directions of its own
 _UNDERFLOW = 1e-150  # squared lengths below its square may have lost digits, or all, to underflow
 
 
@@ -329,6 +330,15 @@ class Gram(AbstractGeometry):
     @property
     def noise(self) -> float:
         return float(np.sqrt(8 * EPS))  # a squared length is known to a few eps of its terms
+
+    @cached_property
+    def frame(self) -> Float[Array, "m rank"] | None:
+        lengths = np.where(self.vector_norms > 0, self.vector_norms, 1.0)
+        rank = self.n_vectors if self.rank is None else min(self.rank, self.n_vectors)
+        # Of unit vectors: lengths of very different size would hide the directions of the short ones.
+        values, columns = np.linalg.eigh(self.matrix / lengths / lengths[:, None])
+        known, rounding = values[-rank:], self.n_vectors * max(self.accuracy, EPS) * values[-1]
+        return lengths[:, None] * columns[:, -rank:] * np.sqrt(known) if known[0] > _RESOLVED * rounding else None
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
