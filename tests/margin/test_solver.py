@@ -13,6 +13,7 @@ from tests.oracles.rounding import rounding
 from tokenmargin.margin import (
     TOLERANCE,
     MarginSolution,
+    class_margin,
     label_margin,
     max_margin,
     relaxed_max_margin,
@@ -179,6 +180,52 @@ def test_near_duplicates_below_the_resolution_of_gram_space_are_called_inaccurat
     problem = TokenProblem.of([[[1.0, 0.0], [1.0 - 1e-9, 0.0], [0.0, 0.5]]], [1], head=[1.0, 0.0])
     assert max_margin(problem.as_gram(), [0]).status in ("inaccurate", "infeasible")
     assert max_margin(problem.as_gram(), [0]).status != "optimal"
+
+
+TIED_BY_A_COPY = (
+    [
+        [[0, -8e-73, -8e-73], [3e-113, 0, 3e-113], [0, 0, 2e112]],
+        [[-161532403.5, -161532403.5, 0], [5e-147, -5e-147, 5e-147], [-161532403.5, -161532403.5, 0]],
+    ],
+    [[False, True, False], [False, True, True]],
+)
+"""A copy of a selected token that is not selected: no direction tells them apart, however short another row is."""
+SHORT_TIE = [[[-2e109], [0]], [[-6e-52], [0]]], [[False, True], [True, True]]
+"""On a line a tie with another token leaves p = 0 alone."""
+
+
+@pytest.mark.parametrize(("keys", "tied"), [TIED_BY_A_COPY, SHORT_TIE])
+def test_ties_are_judged_beside_their_own_rows(keys: list, tied: list) -> None:
+    """What a tie may be off by was once a share of the largest margin asked, and p itself beside much shorter rows."""
+    problem = TokenProblem.of(keys, [1, 1], scores=np.zeros(np.shape(keys)[:2]))
+    for view in (problem, problem.as_gram()):
+        assert class_margin(view, np.array(tied)).status != "optimal"
+
+
+def test_a_tie_whose_length_inner_products_do_not_tell_is_not_certified() -> None:
+    """Beside the first token, 1e96 times as long, the difference of the tied ones is nothing but rounding."""
+    keys = [[[9e145, 0, -9e145], [9e-36, 4e-36, 9e-36]], [[9e49, 2e50, -9e49], [-2e-83, -2e-83, -1e-83]]]
+    problem = TokenProblem.of(keys, [1, 1], scores=np.zeros((2, 2))).as_gram()
+    assert class_margin(problem, np.array([[False, True], [True, True]])).status == "inaccurate"
+
+
+def test_support_that_rounding_decides_is_not_guessed() -> None:
+    """Both labels hold the head, with values 1e126 times as long as each other; the second margin is off by 1e111."""
+    keys = [[[2e42, 0, -5e42], [0, 0, -2e-84]], [[6e42, -6e42, 0], [3390, 3390, -6780]]]
+    problem = TokenProblem.of(keys, [1, 1], scores=np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="beyond double precision"):
+        relaxed_max_margin(problem, [1, 0])
+
+
+def test_numbers_beyond_doubles_on_the_way_are_no_error() -> None:
+    """A lower bound 1e308 times too large was an OverflowError, products of 1e308 eigenvalues without an end."""
+    x, y, z = 0.00010299550045605954, 1.1394184022189788e-28, 6.788432605657161e85
+    keys = [[[-2, 0, 2], [1, 2, -2]], [[-2, -1, 0], [1, 1, 1]], [[0, -2, -2], [2, 2, -1]]] * np.array([x, y, z])
+    wide = TokenProblem.of(keys, [1] * 3, scores=np.zeros((3, 2)))
+    assert max_margin(wide, [1, 1, 1]).status in ("optimal", "inaccurate")  # it has a solution
+    keys = 6.7e153 * np.array([[[0.0], [1.0], [1.0]], [[-1.0], [0.0], [1.0]]])
+    large = TokenProblem.of(keys, [1, 1], scores=np.zeros((2, 3))).as_gram()
+    assert max_margin(large, [1, 2]).status == "infeasible"  # the first selects one of two copies
 
 
 def test_scale_does_not_matter() -> None:

@@ -166,7 +166,8 @@ def max_margin_batch(
     for where, _ in zip(blocks, _in_threads(works, min(threads or usable_cores(), len(blocks))), strict=True):
         if progress is not None:
             progress(where.stop)
-    margins = np.divide(1.0, answers.norms, out=np.zeros(B), where=answers.norms > 0)
+    with np.errstate(over="ignore"):
+        margins = np.divide(1.0, answers.norms, out=np.zeros(B), where=answers.norms > 0)
     if T == 1:  # nothing to separate
         margins[:], answers.residuals[:, :4] = np.inf, 0.0
     return MarginBatch(

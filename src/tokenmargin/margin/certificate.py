@@ -31,7 +31,7 @@ _LARGEST_EXPONENT = 1023
 class Systems(NamedTuple):
     """A stack of systems with scaled rows, and what undoes the scaling: `multipliers * scale / lengths`.
 
-    - `size`: the unit in which a violation is counted: the bound, or 1 where it is 0.
+    - `size`: the unit in which a violation is counted: the bound, or the least of the others where it is 0.
     - `lengths`, `scale`: powers of two; a row was divided by its length, the vector is to be multiplied by the scale.
     - `lost`: what rounding took from the rows, so that `rows + lost` are exact; None for nothing, NaN for unknown.
     - `in_range`: which systems doubles can hold.
@@ -111,7 +111,7 @@ def normalised_systems(
         rows=rows,
         bound=relative,
         equality=equality,
-        size=np.where(relative > 0, relative, 1.0),
+        size=_units(relative),
         lengths=np.ldexp(1.0, exponent),
         scale=scale,
         lost=lost,
@@ -132,7 +132,7 @@ def joined_systems(parts: Sequence[Systems]) -> Systems:
     lost = None
     if any(part.lost is not None for part in parts):
         lost = np.concatenate([np.zeros_like(x.rows) if x.lost is None else x.lost for x in parts], axis=1)
-    size = np.where(bound > 0, bound, 1.0)
+    size = _units(bound)
     return Systems(rows, bound, None, size, lengths, scale, lost, None if in_range.all() else in_range)
 
 
@@ -169,6 +169,12 @@ def _scaled_bounds(bound: Float[Array, "B k"], exponent: Int[Array, "B k"]) -> t
     top = top - (mantissa == 0.5)
     with np.errstate(over="ignore"):
         return np.ldexp(relative, -top[:, None]), np.ldexp(1.0, top - least)
+
+
+def _units(bound: Float[Array, "B k"]) -> Float[Array, "B k"]:
+    """The unit in which the violation of each constraint is counted."""
+    asked = bound > 0
+    return np.where(asked, bound, bound.min(axis=1, where=asked, initial=1.0, keepdims=True))
 
 
 def rescale_exactly(
@@ -266,13 +272,16 @@ def kkt_residuals_by_products(
     slack = products.dot(multipliers)
     squared = multipliers.dot(slack).item()
     blur, moved = noise.dot(weights).item(), (len(bound) + 4) * EPS * known.terms.dot(weights).item()
-    unknown = blur**2 + moved * (lengths.dot(weights).item() + 2 * max(squared, 0.0) ** 0.5 + moved)
+    unknown = blur * blur + moved * (lengths.dot(weights).item() + 2 * max(squared, 0.0) ** 0.5 + moved)
     nothing = np.zeros(0)
     if not squared - unknown > _TINY:
         return Residuals(np.inf, np.inf, np.inf, np.inf, nothing, max(squared, 0.0) ** 0.5)
     slack -= bound
     signed = multipliers if equality is None else np.where(equality, 0.0, multipliers)
     surplus = slack if equality is None else np.where(equality, -np.abs(slack), slack)
+    # Of a row of unknown length it is not known either how large a violation is beside it.
+    least = np.sqrt(np.maximum(products.diagonal() - noise**2, _TINY))
+    size = np.where((bound > 0) | (noise == 0), size, size * least)
     surplus = (surplus - blur * noise - moved * lengths) / size
     return Residuals(
         primal=max(0.0, -surplus.min().item()),

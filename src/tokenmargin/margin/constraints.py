@@ -66,14 +66,10 @@ class Constraints:
         sign = np.ones(len(self)) if self.sign is None else self.sign
         systems = normalised_systems(self.rows()[None], bound, self.equality)
         lengths = systems.lengths[0]
-        return systems._replace(
-            known=KnownProducts(
-                products=known.products * np.outer(sign, sign) / lengths / lengths[:, None],
-                noise=known.noise / lengths,
-                terms=known.terms / lengths,
-                rank=known.rank,
-            )
-        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = known.products * np.outer(sign, sign) / lengths / lengths[:, None]
+            noise, terms = known.noise / lengths, known.terms / lengths
+        return systems._replace(known=KnownProducts(products, noise, terms, known.rank))
 
     def parameter(self, multipliers: Float[Array, " k"], y: Float[Array, " r"]) -> Float[Array, " D"]:
         """The solution as a parameter: in coordinates it is the vector y of the rows' space, else its multipliers."""

@@ -19,6 +19,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.constraints import Constraints, attention_constraints, label_constraints
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import MarginSolution
+from tokenmargin.norms import EPS
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import Selection, checked_selection
 
@@ -150,8 +151,17 @@ def label_room(problem: TokenProblem, selected: Selection) -> tuple[MarginSoluti
         raise ValueError(
             f"the selected tokens cannot be separated by label ({head.status}): there is no max-margin head"
         )
-    outputs = problem.labels * problem.values.logits(head.vector)[np.arange(problem.n), alpha]
-    return head, np.where(outputs <= 1 + SUPPORT, 0.0, outputs - 1)
+    inputs = np.arange(problem.n)
+    with np.errstate(over="ignore", invalid="ignore"):
+        room = problem.labels * problem.values.logits(head.vector)[inputs, alpha] - 1
+        # Refinement moves a head inwards by up to twice the rounding of an inner product; this one is rounded as well.
+        rounding = 4 * (problem.values.dimension + 4) * EPS * problem.values.token_norms[inputs, alpha] / head.margin
+    if ((room > SUPPORT) & (room <= rounding)).any():
+        raise ValueError(
+            "which selected tokens are support vectors of the max-margin head is beyond double precision: their values' "
+            "lengths differ too much"
+        )
+    return head, np.where(room <= SUPPORT, 0.0, room)
 
 
 def joint_phases(problem: TokenProblem, selected: Selection) -> JointPhases:

@@ -23,7 +23,7 @@ from tokenmargin.margin.constraints import Constraints, attention_constraints, c
 from tokenmargin.margin.leading_risk import Verdict, least_known, minimum_across
 from tokenmargin.margin.limit_results import Kind, LimitDirection, SelectionTally
 from tokenmargin.margin.normed.solve import solve_in_norm
-from tokenmargin.margin.several_optima import SAME_NORM, choice_margin
+from tokenmargin.margin.several_optima import choice_margin, same_share
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import MarginSolution
 from tokenmargin.norms import L2, AbstractNorm
@@ -83,7 +83,7 @@ def limit_direction(
     found = name_direction(problem, alpha, solve_in_norm(limit_constraints(problem, alpha), norm), loss)
     if found.kind == "LMM" and problem.has_ties and all_best(problem, alpha):
         best = choice_margin(problem, _best_tokens(problem), norm=norm)
-        if best.is_optimal and found.solution.margin >= best.margin * (1 - SAME_NORM):
+        if best.is_optimal and found.solution.margin >= best.margin * (1 - same_share(problem.keys, norm)):
             return replace(found, kind="GMM")
     return found
 
@@ -210,11 +210,12 @@ def _kind_among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], soluti
         return kind  # no equal ties with the leader or holds the vector: it is the solution without them
     if math.prod(len(row) for row in options) > CHOICES:
         return "inaccurate"
+    same = same_share(problem.keys, solution.norm)
     for choice in itertools.product(*options):
         freed = solve_in_norm(limit_constraints(problem, choice, equal=False), solution.norm)
         if freed.status == "inaccurate":
             return "inaccurate"
-        if not freed.is_optimal or freed.margin > solution.margin * (1 + SAME_NORM):
+        if not freed.is_optimal or freed.margin > solution.margin * (1 + same):
             return "not locally optimal"
     return kind
 
@@ -233,8 +234,9 @@ def name_global(
     several = (_best_tokens(problem) & (problem.keys.first_copies == np.arange(problem.T))).sum(axis=1).max() > 1
     if several and (tally.left or any(all_best(problem, np.array(selected)) for selected in tally.undecided)):
         largest = np.inf
+    same = same_share(problem.keys, listed[0].solution.norm) if listed else 0.0
     named = [
-        replace(limit, kind="GMM") if margin > 0 and margin >= largest * (1 - SAME_NORM) else limit
+        replace(limit, kind="GMM") if margin > 0 and margin >= largest * (1 - same) else limit
         for limit, margin in zip(listed, best, strict=True)
     ]
     return tuple(sorted([*named, *held], key=lambda limit: (not limit.is_global, -limit.solution.margin)))

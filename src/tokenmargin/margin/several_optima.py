@@ -18,15 +18,27 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
+from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE, TOLERANCE
 from tokenmargin.margin.constraints import Constraints, choice_constraints
-from tokenmargin.margin.normed.solve import solve_in_norm
+from tokenmargin.margin.normed.solve import gap_tolerance, solve_in_norm
 from tokenmargin.margin.solution import Certificate, MarginSolution
-from tokenmargin.norms import L2, AbstractNorm
+from tokenmargin.norms import L2, AbstractNorm, as_norm
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem
-from tokenmargin.selection import checked_token_sets, optimal_tokens
+from tokenmargin.selection import checked_token_sets, optimal_tokens, relative_logits
 
 SAME_NORM = 1e-9
-"""Norms within this share of the least are equal; vectors within this share of their norm are the same minimum."""
+"""Lengths within this share of the least are equal, unless certificates leave more open: see `same_share`."""
+
+
+def same_share(keys: AbstractGeometry, norm: AbstractNorm | str) -> float:
+    """Lengths within this share of the least are equal; vectors within this share of their norm are the same minimum.
+
+    A certificate leaves the length of a solution open by its tolerance, so two equal ones may differ by twice that.
+    """
+    known_to = TOLERANCE if isinstance(keys, Coordinates) else PRODUCTS_TOLERANCE
+    return max(SAME_NORM, 2 * (known_to if as_norm(norm) == L2 else gap_tolerance(as_norm(norm))))
 
 
 def choice_margin(
@@ -56,13 +68,13 @@ def choice_margin(
     sets = checked_token_sets(problem, optimal_tokens(problem) if optimal is None else optimal)
     search = _Search(problem, sets, norm)
     proven = search.run(budget)
-    minima = _distinct_minima(problem, sets, search.minima(), norm)
+    minima = _distinct_minima(problem, search.minima(), search.same)
     if minima:
         # A minimum is certified already; what the search says is whether it is global, and whether there are others.
         answer = replace(minima[0], status=minima[0].status if proven else "inaccurate", parts=tuple(minima))
     else:
         answer = _no_minimum(problem, search.refuted if proven else [])
-    return replace(answer, solves=search.solves + len(minima), seconds=time.perf_counter() - began)
+    return replace(answer, solves=search.solves, seconds=time.perf_counter() - began)
 
 
 class _Search:
@@ -70,6 +82,7 @@ class _Search:
 
     def __init__(self, problem: TokenProblem, sets: Bool[Array, "n T"], norm: AbstractNorm | str) -> None:
         self.problem, self.sets, self.norm = problem, sets, norm
+        self.same = same_share(problem.keys, norm)
         self.least, self.solves = np.inf, 0
         self.doubtful: list[float] = []  # lower bounds of the lengths of choices that doubles do not decide
         self.refuted: list[MarginSolution] = []
@@ -88,36 +101,43 @@ class _Search:
     @property
     def _bound(self) -> float:
         """Lengths up to this are those of minima."""
-        return self.least * (1 + SAME_NORM)
+        return self.least * (1 + self.same)
 
     def minima(self) -> list[tuple[float, dict[int, int], MarginSolution]]:
-        """Length, choice and solution of every minimum, equal ones among them."""
-        return [entry for entry in self.found if entry[0] <= self._bound]
+        """Length, choice and solution of every minimum, equal ones among them; in front those that look shortest."""
+        found = [entry for entry in self.found if entry[0] <= self._bound]
+        return sorted(found, key=lambda entry: entry[0] > self.least * (1 + SAME_NORM))
 
     def _branch(self, choices: dict[int, int]) -> None:
         """Solve with the choices made so far: a minimum, or an input that it does not satisfy is branched on."""
-        constraints = choice_constraints(self.problem, self.sets, choices)
-        solution = solve_in_norm(constraints, self.norm)
-        self.solves += 1
+        solution = self._solve(choices)
         if solution.status == "infeasible":
             self.refuted.append(solution)
             return
-        length = _shortest_possible(constraints, solution)
+        length = _shortest_possible(choice_constraints(self.problem, self.sets, choices), solution)
         if length > self._bound:
             return
         leads = _leads_of_optimal(self.problem, self.sets, solution.vector)
-        undecided = [i for i in range(self.problem.n) if i not in choices and leads[i].max() < 1 - SAME_NORM]
-        if undecided:
-            worst = min(undecided, key=lambda i: float(leads[i].max()))
-            for token in np.flatnonzero(self.sets[worst]).tolist():
-                heapq.heappush(self.heap, (length, next(self.order), choices | {worst: token}))
-            return
-        if not solution.is_optimal:
-            self.doubtful.append(length)
-        if solution.margin > 0:
-            self.least = min(self.least, 1 / solution.margin)
+        others = [i for i in range(self.problem.n) if i not in choices]
+        if all(leads[i].max() >= 1 - SAME_NORM for i in others):
+            # As far as logits tell, that is: whether a choice for the others makes it no longer, its own solution says.
             choice = dict(enumerate(leads.argmax(axis=1).tolist())) | choices
-            self.found.append((1 / solution.margin, choice, solution))
+            sure = solution.is_optimal
+            whole = self._solve(choice) if others else solution
+            if not sure:
+                self.doubtful.append(length)
+            if whole.is_optimal or (not sure and whole.margin > 0):
+                self.least = min(self.least, 1 / whole.margin)
+                self.found.append((1 / whole.margin, choice, whole))
+            if not sure or (whole.is_optimal and 1 / whole.margin <= length * (1 + SAME_NORM)):
+                return
+        worst = min(others, key=lambda i: float(leads[i].max()))
+        for token in np.flatnonzero(self.sets[worst]).tolist():
+            heapq.heappush(self.heap, (length, next(self.order), choices | {worst: token}))
+
+    def _solve(self, choices: dict[int, int]) -> MarginSolution:
+        self.solves += 1
+        return solve_in_norm(choice_constraints(self.problem, self.sets, choices), self.norm)
 
 
 def _shortest_possible(constraints: Constraints, solution: MarginSolution) -> float:
@@ -150,24 +170,24 @@ def _no_minimum(problem: TokenProblem, refuted: list[MarginSolution]) -> MarginS
 
 def _leads_of_optimal(problem: TokenProblem, sets: Bool[Array, "n T"], p: Float[Array, " D"]) -> Float[Array, "n T"]:
     """For every optimal token, how far it is ahead of the best token outside its set; minus infinity for the others."""
-    logits = problem.keys.logits(p)
+    logits = relative_logits(problem.keys, p)
     rival = np.where(problem.mask & ~sets, logits, -np.inf).max(axis=1, keepdims=True)
     # Only where asked: tokens that are not there have logit minus infinity, and an input may have no rival at all.
     return np.subtract(logits, rival, out=np.full(logits.shape, -np.inf), where=sets)
 
 
 def _distinct_minima(
-    problem: TokenProblem,
-    sets: Bool[Array, "n T"],
-    found: list[tuple[float, dict[int, int], MarginSolution]],
-    norm: AbstractNorm | str,
+    problem: TokenProblem, found: list[tuple[float, dict[int, int], MarginSolution]], same: float
 ) -> list[MarginSolution]:
     """One solution per minimiser, certified on the constraints of all inputs."""
     kept: list[MarginSolution] = []
     for _, choices, solution in found:
-        length = problem.keys.norm(solution.vector)
-        distances = (problem.keys.norm(solution.vector - other.vector) for other in kept)
-        if all(distance > SAME_NORM * length for distance in distances):
-            choice = tuple(choices[i] for i in range(problem.n))
-            kept.append(replace(solve_in_norm(choice_constraints(problem, sets, choices), norm), choice=choice))
+        if all(_is_apart(problem.keys, solution.vector, other.vector, same) for other in kept):
+            kept.append(replace(solution, choice=tuple(choices[i] for i in range(problem.n))))
     return kept
+
+
+def _is_apart(keys: AbstractGeometry, p: Float[Array, " D"], q: Float[Array, " D"], same: float) -> bool:
+    """Whether two parameters differ by more than rounding; by inner products a small length is known to `noise`."""
+    known_to = 0.0 if isinstance(keys, Coordinates) else keys.noise * float(np.abs(p - q) @ keys.vector_norms)
+    return bool(keys.norm(p - q) > max(same * keys.norm(p), known_to))

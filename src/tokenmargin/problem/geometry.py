@@ -284,11 +284,19 @@ class Gram(AbstractGeometry):
         products = self.products(plus, minus).products
         if not len(products):
             return np.zeros((0, 0))
+        if not np.isfinite(products).all():
+            return np.full((len(products), 1), np.inf)  # beyond doubles, as in coordinates
+        # Of rows of length about 1, as powers of two make them: short rows would be lost beside long ones.
+        squares = products.diagonal()
+        lengths = np.ldexp(1.0, np.frexp(np.sqrt(np.where(squares > 0, squares, 1.0)))[1])[:, None]
+        products = products / lengths / lengths.T
         values, vectors = np.linalg.eigh((products + products.T) / 2)
         # Directions below rounding carry no information: the eigenvalues there are noise of either sign.
         kept = values > len(values) * EPS * values.max(initial=0.0)
-        rows = vectors[:, kept] * np.sqrt(values[kept])
-        rows[products.diagonal() <= 0] = 0.0  # equal vectors differ by exactly nothing
+        if self.rank is not None:
+            kept[: max(0, len(values) - self.rank)] = False
+        rows = lengths * vectors[:, kept] * np.sqrt(values[kept])
+        rows[squares <= 0] = 0.0  # equal vectors differ by exactly nothing
         return rows
 
     def products(self, plus: Int[Array, " k"], minus: Int[Array, " k"] | None) -> KnownProducts:
@@ -304,8 +312,9 @@ class Gram(AbstractGeometry):
         if minus is None:
             products = rows[:, plus]
         else:
-            rows, sums = rows - matrix[minus], sums + lengths[minus]
-            products = rows[:, plus] - rows[:, minus]
+            with np.errstate(over="ignore", invalid="ignore"):
+                rows, sums = rows - matrix[minus], sums + lengths[minus]
+                products = rows[:, plus] - rows[:, minus]
         noise = np.zeros(len(plus))
         if self.accuracy > 0:
             noise = np.sqrt(self.accuracy + 4 * EPS) * sums + _UNDERFLOW

@@ -96,6 +96,7 @@ def solve_systems(systems: Systems) -> StackResult:
     return found
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what is beyond doubles fails the certificate, without a warning
 def _one_by_one(systems: Systems) -> StackResult:
     """As `solve_systems`: daqp proposes, one system after the other, and what fails is refined or refuted."""
     found = StackResult.empty(*systems.rows.shape, tolerance=systems.tolerance)

@@ -6,6 +6,7 @@ Python's integers have no bounds. Only the few rows that a claim rests on are lo
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -166,16 +167,16 @@ def exact_residuals(one: Systems, multipliers: Float[Array, " k"], vector: Float
     ]
     tied = [False] * len(looked) if one.equality is None else one.equality[looked].tolist()
     short = [abs(x) if t else -x for x, t in zip(slack, tied, strict=True)]
-    violation = max(float(x / Fraction(s)) for x, s in zip(short, size[looked].tolist(), strict=True))
+    violation = max(_rounded(x / Fraction(s)) for x, s in zip(short, size[looked].tolist(), strict=True))
     signed = np.where(tied, 0.0, multipliers[looked])
     # lower / |y| squared: the powers of two of the rows and of y are left, those of the multipliers cancel.
-    ratio = float(gained**2 / (reach * squared) / _power(2 * (of_rows + of_y)))
+    ratio = _rounded(gained**2 / (reach * squared) / _power(2 * (of_rows + of_y)))
     length = Fraction(squared) * _power(2 * of_y)
     products = (abs(x * s) * _power(of_u) for x, s in zip(u.tolist(), slack, strict=True))
     return Residuals(
         primal=max(0.0, violation),
         dual=max(0.0, -signed.min().item()) / np.abs(multipliers).max().item(),
-        complementarity=max(float(x / length) for x in products),
+        complementarity=max(_rounded(x / length) for x in products),
         gap=abs(1 - ratio**0.5) + EPS,
         vector=vector,
         norm=norm,
@@ -184,6 +185,14 @@ def exact_residuals(one: Systems, multipliers: Float[Array, " k"], vector: Float
 
 def _power(exponent: int) -> Fraction:
     return Fraction(2) ** exponent
+
+
+def _rounded(x: Fraction) -> float:
+    """A rational number as a double, infinite beyond their range."""
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf if x > 0 else -math.inf
 
 
 def _integers(array: Float[Array, "..."], lost: Float[Array, "..."] | None = None) -> tuple[Shaped[Array, "..."], int]:

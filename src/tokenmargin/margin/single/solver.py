@@ -51,6 +51,7 @@ def solve(constraints: Constraints) -> MarginSolution:
     return _solve_generally(constraints, began)
 
 
+@np.errstate(over="ignore")  # what is beyond doubles becomes infinite, or the end of their range
 def _solve_generally(constraints: Constraints, began: float) -> MarginSolution:
     """The answer by the general path, in the units of the constraints."""
     systems = constraints.systems()
@@ -59,7 +60,7 @@ def _solve_generally(constraints: Constraints, began: float) -> MarginSolution:
     certificate = Certificate(*found.residuals[0].tolist())
     if found.infeasible[0]:
         farkas = rescale_exactly(found.farkas[0], over=lengths)
-        farkas = farkas / (farkas @ constraints.bound)
+        farkas = rescale_exactly(farkas / (farkas @ constraints.bound))
         return _infeasible(constraints, farkas, certificate, time.perf_counter() - began)
     multipliers = rescale_exactly(found.multipliers[0], times=scale, over=lengths)
     y = rescale_exactly(found.vectors[0], times=scale)
