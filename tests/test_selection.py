@@ -124,6 +124,17 @@ def test_what_inner_products_do_not_tell_has_no_frame() -> None:
     assert Gram(np.zeros((2, 2)), [[0, 1]]).frame is None
 
 
+def test_more_dimensions_than_were_said_are_refused() -> None:
+    """An angle in fewer dimensions would be that of shadows."""
+    matrix = np.eye(3)
+    assert Gram(matrix, [[0, 1, 2]], rank=3).frame is not None
+    with pytest.raises(ValueError, match="rank must be the number of dimensions, at least 3"):
+        Gram(matrix, [[0, 1, 2]], rank=2)
+    # A third direction that the check cannot tell from rounding, but the frame can: nothing is left out.
+    matrix[2, 2] = matrix.trace() * 1e-12  # below the sizes of rounding that a matrix is allowed
+    assert Gram(matrix, [[0, 1, 2]], rank=2).frame is None
+
+
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_plain_vectors_need_no_geometry() -> None:
     keys = random_problem(2, 3, 4, rng=0).keys

@@ -115,8 +115,8 @@ def cosine(geometry: AbstractGeometry | ArrayLike, p: ArrayLike, q: ArrayLike | 
 def angle(geometry: AbstractGeometry | ArrayLike, p: ArrayLike, q: ArrayLike | None = None) -> Float[Array, "..."]:
     """Angle in radians of two parameters, `angle(problem.keys, p, q)`, or of two plain vectors, `angle(p, q)`.
 
-    Accurate also when it is tiny: `2 atan2(|u - w|, |u + w|)` for unit vectors u and w. Where vectors are known by inner
-    products, and in how many dimensions is not, these hold half of the digits.
+    Accurate also when it is tiny: `2 atan2(|u - w|, |u + w|)` for unit vectors u and w. Inner products alone hold half
+    of the digits, unless they, or a known number of dimensions, tell on which vectors all others depend.
 
     >>> f"{angle([1.0, 0.0], [1.0, 1e-12]):.6g}"
     '1e-12'
@@ -128,7 +128,7 @@ def angle(geometry: AbstractGeometry | ArrayLike, p: ArrayLike, q: ArrayLike | N
     with np.errstate(invalid="ignore", divide="ignore"):
         u = one / geometry.norm(one)[..., None]
         w = other / geometry.norm(other)[..., None]
-    return np.asarray(2 * np.arctan2(geometry.norm(u - w), geometry.norm(u + w)))
+        return np.asarray(2 * np.arctan2(geometry.norm(u - w), geometry.norm(u + w)))
 
 
 def _pair(

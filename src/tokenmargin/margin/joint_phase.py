@@ -158,8 +158,8 @@ def label_room(problem: TokenProblem, selected: Selection) -> tuple[MarginSoluti
         rounding = 4 * (problem.values.dimension + 4) * EPS * problem.values.token_norms[inputs, alpha] / head.margin
     if ((room > SUPPORT) & (room <= rounding)).any():
         raise ValueError(
-            "which selected tokens are support vectors of the max-margin head is beyond double precision: their values' "
-            "lengths differ too much"
+            "which selected tokens are support vectors of the max-margin head is beyond double precision: the lengths "
+            "of their values differ too much"
         )
     return head, np.where(room <= SUPPORT, 0.0, room)
 

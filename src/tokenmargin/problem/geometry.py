@@ -28,7 +28,7 @@ from tokenmargin.problem.abstract_geometry import (
 )
 
 _BLOCK = 128  # differences are formed so many at a time, which keeps the rows they are made of in the caches
-_RESOLVED = 1e3  # an eigenvalue so many times what rounding leaves in its place has directions of its own
+_RESOLVED = 1e3  # a squared distance so many times what rounding leaves in its place is a direction of its own
 _UNDERFLOW = 1e-150  # squared lengths below its square may have lost digits, or all, to underflow
 
 
@@ -245,8 +245,14 @@ class Gram(AbstractGeometry):
         if np.abs(checked - checked.T).max() > 1e-12 * largest:
             raise ValueError("matrix must be symmetric: it holds inner products; symmetrise it with (G + G.T) / 2")
         # Rounding in a product of m terms leaves negative eigenvalues up to about m eps |G|; more is not a Gram matrix.
-        if np.linalg.eigvalsh(checked)[0] < -1e-12 * len(checked) * largest - _UNDERFLOW**2:
+        values, rounding = np.linalg.eigvalsh(checked), 1e-12 * len(checked) * largest + _UNDERFLOW**2
+        if values[0] < -rounding:
             raise ValueError("matrix must be positive semidefinite: it holds inner products of real vectors")
+        if rank is not None and not 1 <= rank >= (values > rounding).sum():
+            raise ValueError(
+                f"rank must be the number of dimensions, at least {max(1, (values > rounding).sum())} by the inner "
+                f"products, got {rank}"
+            )
         for name, value in (("matrix", checked), ("centred", centred), ("equal", equal)):
             object.__setattr__(self, name, None if value is None else read_only(value))
         object.__setattr__(self, "accuracy", accuracy)
@@ -342,12 +348,33 @@ class Gram(AbstractGeometry):
 
     @cached_property
     def frame(self) -> Float[Array, "m rank"] | None:
-        lengths = np.where(self.vector_norms > 0, self.vector_norms, 1.0)
-        rank = self.n_vectors if self.rank is None else min(self.rank, self.n_vectors)
+        if (self.matrix.diagonal() < _UNDERFLOW**2).any(where=self.matrix.diagonal() > 0):
+            return None
         # Of unit vectors: lengths of very different size would hide the directions of the short ones.
-        values, columns = np.linalg.eigh(self.matrix / lengths / lengths[:, None])
-        known, rounding = values[-rank:], self.n_vectors * max(self.accuracy, EPS) * values[-1]
-        return lengths[:, None] * columns[:, -rank:] * np.sqrt(known) if known[0] > _RESOLVED * rounding else None
+        lengths = np.where(self.vector_norms > 0, self.vector_norms, 1.0)
+        unit = self.matrix / lengths / lengths[:, None]
+        m = len(unit)
+        resolved = _RESOLVED * m * max(self.accuracy, EPS)
+        if self.rank is None or self.rank >= m:
+            return _triangle(unit, resolved, lengths)
+        # Cholesky, the vector farthest from those before it first: of few dimensions, much faster than eigenvectors.
+        columns, left = np.zeros((m, self.rank)), unit.diagonal().copy()
+        for j in range(self.rank):
+            pivot = left.argmax()
+            if not left[pivot] > resolved:
+                return None
+            columns[:, j] = (unit[pivot] - columns[:, :j] @ columns[pivot, :j]) / np.sqrt(left[pivot])
+            left -= columns[:, j] ** 2
+        return lengths[:, None] * columns if left.max() <= resolved else None
+
+
+def _triangle(unit: Float[Array, "m m"], resolved: float, lengths: Float[Array, " m"]) -> Float[Array, "m m"] | None:
+    """Vectors with the given inner products and lengths, where these tell that they are independent."""
+    try:
+        columns = np.linalg.cholesky(unit)
+    except np.linalg.LinAlgError:
+        return None
+    return lengths[:, None] * columns if columns.diagonal().min() ** 2 > resolved else None
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
