@@ -15,7 +15,8 @@ from numpy import ndarray as Array
 from scipy.stats import beta
 
 from tokenmargin.dynamics.flow import FlowPath, flow
-from tokenmargin.dynamics.integrate import FlowSettings
+from tokenmargin.dynamics.integrate import LARGEST_NORM, FlowSettings
+from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.margin import MarginSolution, class_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
@@ -69,8 +70,10 @@ class FollowedFlow:
 def follow_flow(
     problem: TokenProblem, start: Float[Array, " D"], *, norm: float, loss: AbstractLoss | None = None
 ) -> FollowedFlow:
-    """Gradient flow of the prompt from `start` to length `norm`, compared with the class it ends in."""
+    """Gradient flow of the prompt from `start` to length `norm`, or as far as doubles know its logits, compared with the
+    class it ends in."""
     objective = PromptObjective(problem, loss or LogisticLoss())
+    norm = min(norm, LARGEST_NORM * ReducedObjective.of(objective, in_units=True).unit)
     path = flow(objective, start=start, until_norm=norm, settings=SETTINGS)
     chosen = selected_in_the_limit(problem, path.prompt)
     solution = class_margin(problem, chosen)

@@ -79,15 +79,17 @@ class RegularisationPath(Tabular):
 
     @property
     def points(self) -> Float[Array, "radii D"]:
-        """The minimiser over the ball at each radius: the regularisation path of Theorem 1."""
-        return self._of_lowest([branch.points for branch in self.branches])
+        """The minimiser over the ball at each radius: the regularisation path of Theorem 1; NaN where none was found."""
+        return self._of_lowest([branch.points for branch in self.branches], self.objective.dimension)
 
     @property
     def residuals(self) -> Float[Array, " radii"]:
         """Departure from stationarity along `points`."""
         return self._of_lowest([branch.residuals for branch in self.branches])
 
-    def _of_lowest(self, of_branches: list[Array]) -> Array:
+    def _of_lowest(self, of_branches: list[Array], *width: int) -> Array:
+        if not of_branches:
+            return np.full((len(self.radii), *width), np.nan)
         return np.asarray(np.stack(of_branches)[self.lowest, np.arange(len(self.radii))])
 
     @property

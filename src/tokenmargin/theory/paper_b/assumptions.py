@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -17,6 +18,7 @@ from scipy.special import logsumexp
 
 from tokenmargin.margin import MarginSolution, max_margin, solve
 from tokenmargin.margin.constraints import attention_constraints, row_constraints
+from tokenmargin.norms import EPS
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.losses import AbstractLoss, CustomLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
@@ -29,6 +31,8 @@ MOST = 3000
 """Subsets of keys, or choices of tokens, that are gone through one by one."""
 CERTIFIED = 1e-9
 """Two margins that differ by no more than this share may be one: each is certified to 1e-10."""
+INDEPENDENT = 1e-9
+"""Singular values or distances above this share are not rounding, which is a few hundred EPS; below it they may be."""
 SLOWER = 1e-4
 """By which share an input must be slower than another, where linear programs meet their constraints to 1e-7."""
 OF_MULTIPLIERS = 1e-6
@@ -138,14 +142,16 @@ def _certified_fall(
     grid = np.array(list(itertools.product(*choices)), dtype=np.intp)
     signed = problem.labels[inputs, None] * tokens[inputs, grid]  # (choice, input, d)
     dual = _all_multipliers(problem.labels[inputs, None] * tokens[inputs, alpha[inputs]], head)
-    least = np.inf
-    for j, i in enumerate(inputs):
-        leaves = grid[:, j] != alpha[i]
-        if not leaves.any():
-            continue
-        longest = np.linalg.norm(np.einsum("lk,ckd->lcd", dual, signed[leaves]), axis=2).max(axis=1)
-        least = min(least, head.margin - float(longest.min()))
-    return float(least) - OF_MULTIPLIERS * head.margin
+    lengths = np.linalg.norm(np.einsum("lk,ckd->lcd", dual, signed), axis=2)
+    leaves = grid != alpha[inputs]
+    if not leaves.any():
+        return np.inf
+    falls = head.margin - np.stack([lengths[:, left].max(axis=1) for left in leaves.T if left.any()], axis=1)
+    # Of the other choices, which keep alpha there and leave it in inputs that lose no more, none may gain either.
+    error = OF_MULTIPLIERS * head.margin
+    serving = falls[falls.min(axis=1) >= -error]
+    least = float(serving.max(axis=0).min()) if len(serving) else -np.inf
+    return least - (1 + len(inputs)) * error
 
 
 def _all_multipliers(signed: Float[Array, "k d"], head: MarginSolution) -> Float[Array, "l k"]:
@@ -245,21 +251,69 @@ def general_position(problem: TokenProblem, alpha: Int[Array, " n"]) -> Slack:
     Read with alpha one fixed choice of tokens, as everywhere in the paper; were alpha_i free, `k_t - k_a` and `k_a -
     k_t` would both be rows, and no data would be in general position. Printed of d differences alone, the first
     condition would allow two tokens with one key wherever there are fewer; the proof inverts what it has. All subsets
-    are gone through, or the first 3000. Independence is judged by singular values, so that rounding speaks against
-    general position, never for it."""
+    are gone through, or the first 3000. Where singular values are too small for rounding, exact fractions decide; keys
+    known by inner products leave it open."""
     others = problem.mask.copy()
     others[np.arange(problem.n), alpha] = False
     token = np.argwhere(others)
     index = problem.keys.index
     rows = problem.keys.differences(index[token[:, 0], token[:, 1]], index[token[:, 0], alpha[token[:, 0]]])
     d = problem.keys.dimension if isinstance(problem.keys, Coordinates) else int(np.linalg.matrix_rank(rows))
-    least, tried = np.inf, 0
-    for chosen in itertools.islice(itertools.combinations(range(len(rows)), min(d, len(rows))), MOST):
-        sizes = np.linalg.svd(rows[list(chosen)], compute_uv=False)
-        least, tried = min(least, float(sizes[-1] / max(sizes[0], 1e-300))), tried + 1
-    for chosen in itertools.islice(itertools.combinations(range(len(rows)), d + 1), MOST):
-        system = rows[list(chosen)]
-        ones = np.ones(len(system))
-        least, tried = min(least, float(np.abs(system @ np.linalg.pinv(system) @ ones - ones).max())), tried + 1
-    slack = above("general position: least singular value or distance", least, 1e-9, strict=True)
-    return sampled(slack, "all subsets of keys") if tried >= MOST else slack
+    exact = _exact_differences(problem.keys, index[tuple(token.T)], index[token[:, 0], alpha[token[:, 0]]])
+    numbers = range(len(rows))
+    few, more = (itertools.combinations(numbers, size) for size in (min(d, len(rows)), d + 1))
+    subsets = [(list(chosen), False) for chosen in itertools.islice(few, MOST)]
+    subsets += [(list(chosen), True) for chosen in itertools.islice(more, MOST)]
+    name, least = "general position: least singular value or distance", np.inf
+    for chosen, ones in subsets:
+        size = _independence(rows[chosen], ones=ones)
+        if size < INDEPENDENT and exact is None:
+            return seen(above(name, size, INDEPENDENT), "keys in coordinates")
+        if size < INDEPENDENT and exact is not None:
+            size = max(size, np.finfo(float).tiny) if _independent([exact[j] for j in chosen], ones=ones) else 0.0
+        least = min(least, size)
+        if least == 0:
+            break
+    slack = above(name, least, 0, strict=True)
+    return sampled(slack, "all subsets of keys") if len(subsets) >= MOST else slack
+
+
+def _independence(rows: Float[Array, "k d"], *, ones: bool) -> float:
+    """The least singular value of rows over the largest; or, with `ones`, how far the vector of ones is from their
+    range, less what rounding can add to that: some hundred EPS over that ratio."""
+    sizes = np.linalg.svd(rows, compute_uv=False)
+    ratio = float(sizes[-1] / max(sizes[0], np.finfo(float).tiny))
+    if not ones:
+        return ratio
+    distance = float(np.abs(rows @ np.linalg.pinv(rows) @ np.ones(len(rows)) - 1).max())
+    return distance - 100 * EPS / max(ratio, EPS)
+
+
+def _exact_differences(
+    keys: AbstractGeometry, plus: Int[Array, " k"], minus: Int[Array, " k"]
+) -> list[list[Fraction]] | None:
+    """Differences of keys as fractions, where they are coordinates."""
+    if not isinstance(keys, Coordinates):
+        return None
+    exact = [[Fraction(float(part)) for part in key] for key in keys.vectors]
+    return [[a - b for a, b in zip(exact[j], exact[k], strict=True)] for j, k in zip(plus, minus, strict=True)]
+
+
+def _independent(rows: list[list[Fraction]], *, ones: bool) -> bool:
+    """Whether the rows are independent; or, with `ones`, whether the vector of ones is outside their range."""
+    if ones:
+        return _rank([[*row, Fraction(1)] for row in rows]) > _rank(rows)
+    return _rank(rows) == len(rows)
+
+
+def _rank(rows: list[list[Fraction]]) -> int:
+    """By Gauss's elimination."""
+    left, rank = [list(row) for row in rows], 0
+    while left and left[0]:
+        pivot = next((row for row in left if row[0]), None)
+        if pivot is not None:
+            left.remove(pivot)
+            rank += 1
+            left = [[a - row[0] / pivot[0] * b for a, b in zip(row, pivot, strict=True)] for row in left]
+        left = [row[1:] for row in left]
+    return rank

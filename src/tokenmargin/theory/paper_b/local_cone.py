@@ -113,9 +113,9 @@ def _proof_bounds(
 
 
 def _largest_key_distance(problem: TokenProblem, i: int) -> float:
-    gram = problem.keys.gram_of(problem.keys.index[i, problem.mask[i]])
-    squares = gram.diagonal()
-    return float(np.sqrt(np.maximum(squares[:, None] + squares - 2 * gram, 0.0).max()))
+    tokens = problem.keys.index[i, problem.mask[i]]
+    rows = problem.keys.differences(tokens, np.full_like(tokens, tokens[0]))  # from inner products an offset takes digits
+    return float(max(np.linalg.norm(rows - row, axis=1).max() for row in rows))
 
 
 def _gradient_condition(

@@ -12,6 +12,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.dynamics import cone_path, regularisation_path
 from tokenmargin.margin import MarginSolution, max_margin
+from tokenmargin.norms import EPS
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure8
 from tokenmargin.problem.token_problem import TokenProblem
@@ -192,7 +193,10 @@ RADII = (10.0, 1e2, 1e3, 1e4)
 RESOLVED = 1e-6
 """Directions of a followed path are known to about a hundredth of this."""
 SAME = 1e-7
-"""Two directions closer than this are one: the certificate of a max-margin solution says no more."""
+"""Two directions closer than this may be one: the certificate of a max-margin solution says no more."""
+UNIT_ROUNDING = 8 * EPS
+"""Scaling a vector to unit length rounds each entry by EPS/2 of itself; q is scaled twice, the solution once, and their
+difference and sum are rounded too."""
 
 
 def theorem4(x: ProblemInstance) -> Findings:
@@ -229,7 +233,7 @@ def _path_findings(x: ProblemInstance, q: Float[Array, " D"]) -> Findings:
     problem = x.problem
     alpha = np.asarray(problem.keys.logits(q).argmax(axis=1))
     hypotheses = (
-        true("q is no LMM direction", not _is_lmm(x, q, alpha)),
+        _no_lmm(x, q, alpha),
         above("smallest difference of two scores of an input", _score_gap(problem), 0, strict=True),
         general_position(problem, alpha),
     )
@@ -262,10 +266,15 @@ def _on_the_ray(x: ProblemInstance, q: Float[Array, " D"], top: float) -> Float[
     return np.asarray(min(lengths, key=lambda r: x.risk.excess_rank(r * q, alpha)) * q)
 
 
-def _is_lmm(x: ProblemInstance, q: Float[Array, " D"], alpha: Int[Array, " n"]) -> bool:
-    solution = max_margin(x.problem, alpha)
-    aligned = solution.is_optimal and float(angle(x.problem.keys, q, solution.vector)) < SAME
-    return aligned and is_locally_optimal(x.problem, solution.vector, alpha)
+def _no_lmm(x: ProblemInstance, q: Float[Array, " D"], alpha: Int[Array, " n"]) -> Slack:
+    """Whether q is no LMM direction. Nearer to one than the certificate tells, it is left open, unless only rounding is
+    between them."""
+    solution, name = max_margin(x.problem, alpha), "q is no LMM direction"
+    if not solution.is_optimal or not is_locally_optimal(x.problem, solution.vector, alpha):
+        return true(name, True)
+    apart = float(angle(x.problem.keys, q, solution.vector))
+    slack = true(name, apart >= SAME)
+    return seen(slack, "the max-margin direction to more digits") if UNIT_ROUNDING < apart < SAME else slack
 
 
 def _score_gap(problem: TokenProblem) -> float:

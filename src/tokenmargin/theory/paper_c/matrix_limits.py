@@ -41,11 +41,19 @@ def matrix_keys(x: ProblemInstance) -> Bilinear:
 
 
 def _least_singular_value(vectors: Float[Array, "k d"]) -> float:
-    """Smallest singular value over the largest; zero where there are more vectors than dimensions."""
-    if len(vectors) > vectors.shape[1]:
+    """Smallest singular value over the largest, of vectors scaled to length 1, since lengths do not matter; zero where
+    there are more of them than dimensions, or one is zero."""
+    if len(vectors) > vectors.shape[1] or not vectors.any(axis=1).all():
         return 0.0
-    sizes = np.linalg.svd(vectors, compute_uv=False)
-    return float(sizes[-1] / sizes[0]) if sizes.size and sizes[0] > 0 else 0.0
+    sizes = np.linalg.svd(_units(vectors), compute_uv=False)
+    return float(sizes[-1] / sizes[0])
+
+
+def _units(vectors: Float[Array, "k d"]) -> Float[Array, "k d"]:
+    """Vectors scaled to length 1, zeros as they are; in two steps, as squares of lengths may not be numbers."""
+    largest = np.abs(vectors).max(axis=1, keepdims=True)
+    rows = vectors / np.where(largest > 0, largest, 1.0)
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0))
 
 
 def separability(x: ProblemInstance) -> Findings:
@@ -72,7 +80,7 @@ def separability(x: ProblemInstance) -> Findings:
 def _outside_span(x: ProblemInstance, solution: MarginSolution) -> tuple[float, int]:
     """Share of W across the span of the queries, and its rank to the root of the certificate's gap."""
     W = x.problem.as_matrix(solution.vector)
-    _, sizes, rows = np.linalg.svd(matrix_keys(x).queries, full_matrices=False)
+    _, sizes, rows = np.linalg.svd(_units(matrix_keys(x).queries), full_matrices=False)
     basis = rows[sizes > KNOWN * sizes[0]]
     across = float(np.linalg.norm(W - basis.T @ (basis @ W)) / np.linalg.norm(W))
     values = np.linalg.svd(W, compute_uv=False)

@@ -10,6 +10,7 @@ from tokenmargin.dynamics import flow
 from tokenmargin.dynamics.paths.ball import minimum_along
 from tokenmargin.limits import LimitConstants, limit_constants
 from tokenmargin.margin import limit_constraints
+from tokenmargin.norms import EPS
 from tokenmargin.problem.instances import figure1b, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights
@@ -21,58 +22,68 @@ FAR = 1e6
 FOUR_DIGITS = 5e-5
 
 
-def leading_terms(x: ProblemInstance, p: Float[Array, " D"]) -> tuple[Float[Array, " k"], Float[Array, " k"], float]:
-    """Lemma 1 at a point: `log (a_j exp(-<d_j, p>) |d_j|)` with the sign of a_j put aside, the bound on the relative
-    error of each term, and the distance between minus the gradient and the sum of the terms over the sum of the bounds.
+def off_leading_terms(x: ProblemInstance, p: Float[Array, " D"]) -> float:
+    """Lemma 1 at a point: the distance between minus the gradient and the sum of `a_j exp(-<d_j, p>) d_j`, over the
+    bound on it and what rounding adds.
+
+    In logarithms, and relative to the largest term: far out all are below the smallest double.
     """
-    problem, alpha = x.problem, x.alpha
+    problem, alpha, keys = x.problem, x.alpha, x.problem.keys
     constraints = limit_constraints(problem, alpha)
     rows, inputs = constraints.rows(), constraints.token[:, 0]
     gamma = problem.scores[np.arange(problem.n), alpha]
     gap = gamma[inputs] - problem.scores[tuple(constraints.token.T)]
     reach = np.abs(gamma[:, None] - problem.scores).max(axis=1, where=problem.mask, initial=0.0)
     span = np.linspace(problem.scores[problem.mask].min(), problem.scores[problem.mask].max(), 101)
-    bend = float(np.abs(x.loss.log_slope_derivative(span)).max())
-    lost = 1 - attention_weights(problem.keys, p)[np.arange(problem.n), alpha]
-    factor = np.exp(bend * lost * reach)
-    slope = np.exp(x.loss.log_slope(gamma)) / problem.n
-    margins = rows @ p
-    weight = np.exp(margins.min() - margins) * slope[inputs]
-    bound = weight * ((factor - 1 + lost)[inputs] * np.abs(gap) + (factor * lost * reach)[inputs])
+    others = problem.mask & (np.arange(problem.T) != alpha[:, None])
+    lost = (attention_weights(keys, p) * others).sum(axis=1)
+    bend = float(np.abs(x.loss.log_slope_derivative(span)).max()) * lost * reach
+    margins, lengths = rows @ p, np.linalg.norm(rows, axis=1)
+    weight = x.loss.log_slope(gamma)[inputs] - np.log(problem.n) - margins
+    with np.errstate(divide="ignore"):
+        terms = weight + np.log(np.abs(gap))
+        bounds = (1 - (1 - lost) * np.exp(-bend))[inputs] * np.abs(gap) + (lost * reach)[inputs]
+        bounds = weight + bend[inputs] + np.log(bounds)
+    top = max(float(terms.max()), float(bounds.max()))
     direction, log_norm = x.objective.descent(p)
-    exact = direction * np.exp(log_norm[0] + margins.min())
-    lengths = np.linalg.norm(rows, axis=1)
-    distance = float(np.linalg.norm(exact - (weight * gap) @ rows))
-    return margins, bound * lengths, distance / float((bound * lengths).sum())
+    apart = direction * np.exp(log_norm[0] - top) - (np.sign(gap) * np.exp(terms - top)) @ rows
+    sizes, allowed = (float(np.exp(part - top) @ lengths) for part in (terms, bounds))
+    # Logits and margins are sums of D products, logarithms are rounded to their size, and there are n T terms.
+    logits = 3 * keys.dimension * float(keys.vector_norms.max() * keys.norm(p))
+    rounding = EPS * (logits + abs(top) + problem.n * problem.T + 16) * (sizes + allowed)
+    return float(np.linalg.norm(apart)) / (allowed + rounding)
 
 
 def _lemmas_of_proof(x: ProblemInstance, found: LimitConstants) -> tuple[Slack, ...]:
     """Lemma 1 along p^ log t + w, and the slope of Phi along rays from w."""
     direction = found.named.solution.vector
-    worst = max(
-        leading_terms(x, scale * direction + found.vector + aside)[2]
-        for scale in (2.0, 4.0, 8.0)
-        for aside in 0.3 * x.sphere(5, x.rng)
+    length = float(np.linalg.norm(direction))  # the unit of all distances
+    worst = np.max(
+        [
+            off_leading_terms(x, scale * direction + found.vector + aside)
+            for scale in (2.0, 4.0, 8.0)
+            for aside in 0.3 * length * x.sphere(5, x.rng)
+        ]
     )
     rows = limit_constraints(x.problem, found.named.selected).rows()
     active = found.multipliers > 0
     rays = x.rng.normal(size=(50, active.sum())) @ rows[active]
     rays = rays[np.linalg.norm(rays, axis=1) > 0]
     rays /= np.linalg.norm(rays, axis=1)[:, None]
-    far = np.array([1.0, 2.0, 4.0])
+    far = length * np.array([1.0, 2.0, 4.0])
     # <u, grad Phi(w + r u)> = <p^, u> - sum_j lambda_j exp(-r <d_j, u>) <d_j, u>
     leads = rays @ rows[active].T
-    slopes = (rays @ direction)[:, None] - (
-        found.multipliers[active] * leads * np.exp(-far[:, None, None] * leads)
-    ).sum(axis=2).T
+    pulls = found.multipliers[active] * leads * np.exp(-far[:, None, None] * leads)
+    slopes = (rays @ direction)[:, None] - pulls.sum(axis=2).T
+    rounding = (leads.shape[1] + 8) * EPS * (length + float(np.abs(pulls).sum(axis=2).max()))
     leading = sampled(below("Lemma 1: the gradient off its leading terms, over the bound", worst, 1.0))
     copied = (x.problem.keys.first_copies != np.arange(x.problem.T))[x.problem.mask].any()
     return (
         *(() if copied else (leading,)),  # it is written for tokens that differ: a copy counts in every weight
-        sampled(above("Lemma 2: least slope of Phi at distance 1 from w", float(slopes[:, 0].min()), 0, strict=True)),
+        sampled(above("Lemma 2: least slope of Phi at distance |p^| from w", float(slopes[:, 0].min()), 0, strict=True)),
         sampled(
             above("Lemma 2: least growth of that slope farther out", float(np.diff(slopes, axis=1).min()), 0,
-                  tolerance=1e-12)
+                  tolerance=rounding)
         ),
     )  # fmt: skip
 
@@ -105,7 +116,7 @@ def constants(x: ProblemInstance) -> Findings:
     )
     if found.reason:
         return Findings(hypotheses, statement)
-    start = (200 + 30 * found.constant / float(keys.norm(direction))) * direction + x.sphere(1, x.rng)[0]
+    start = (200 + 30 * found.constant / float(keys.norm(direction))) * direction + float(keys.norm(direction)) * x.sphere(1, x.rng)[0]
     path = flow(x.objective, start=start, until_norm=radius)
     measured = found.product(path.prompt) if path.stop == "norm" else np.nan
     statement += (_equal_to_four_digits("|p_t| angle(p_t, p^) on the flow", measured, found.of_flow(path.prompt)),)
