@@ -40,8 +40,9 @@ _LOOSER, _LOOSEST = (1e2, 1e4), 1e-6  # factors of the tolerance where solvers s
 # as stiff as that share, and less patience is due. Paths that only diverge have been seen to cancel to 0.009.
 _CANCELLING, _LESS_PATIENCE = 1e-4, 100
 # On a line (one dimension, an axis of symmetry) the unit field is constant and steps grow without bound, so that one
-# may leap over a point where the field turns back. Inside a step the field is looked at whenever p has grown by this
-# share of its length (or of the unit); where it turns back, so many short steps are taken.
+# may leap over a point where the field turns back. Inside a step the field is looked at whenever the part of p along
+# the motion has changed by this share of itself (or of what moves a logit by 1): logits tie where that part is of
+# order one, however far p is from there. Where the field turns back, so many short steps are taken.
 _LOOKED_AT, _SHORT_STEPS = 1 / 16, 40
 
 
@@ -270,17 +271,19 @@ class Integration:
 
     def _distance_to_turn(self, piece: DenseOutput, begin: float, end: float) -> float | None:
         """How far into a step the field first points back along it; None where it does not, or the step is short."""
-        length = self.field.unit + self.field.norm(self._y)
-        end = min(end, begin + length + self.until)  # farther out it does not matter
-        grown = (end - begin) / length
-        if self.field.original.has_kinks or not _LOOKED_AT < grown < np.inf:
+        if self.field.original.has_kinks or not np.isfinite(end):
             return None
-        count = int(np.log1p(grown) / np.log1p(_LOOKED_AT))
-        inside = begin + length * np.expm1(np.arange(1, count + 1) * np.log1p(_LOOKED_AT))
-        before = self._y
-        for arc in np.append(inside[inside < end], end).tolist():
+        shortest, arc, before = 1 / self.field.reach(self._y), begin, self._y
+        end = min(end, begin + self.field.norm(before) + self.until)  # farther out it does not matter
+        chord = piece(end) - before
+        while arc < end:
+            along = self.field.unit * abs(float(before @ chord)) / (float(np.linalg.norm(chord)) or 1.0)
+            arc = min(arc + _LOOKED_AT * (shortest + along), end)
+            if arc == end and before is self._y:
+                return None
             y = piece(arc)
-            if float(self.field.direction(arc, y) @ (y - before)) < 0:
+            chord = y - before
+            if float(self.field.direction(arc, y) @ chord) < 0:
                 return arc - begin
             before = y
         return None
