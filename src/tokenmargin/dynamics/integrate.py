@@ -33,7 +33,8 @@ _PIECES = 4  # sub-intervals of a solver step at which labels are looked at
 # shorter). Healthy runs have been seen to take up to 350 steps for a tenth.
 _PATIENCE, _HEADWAY = 500, 0.1
 # Where the field is mostly rounding (scores of 1e150) solvers creep on. Paths that arrive ask for the field up to 4,300
-# times (360 flows of `benchmarks.limits_audit`, and those of the tests): ten times as much is enough.
+# times (360 flows of `benchmarks.limits_audit`, and those of the tests): ten times as much is enough, and what is left
+# of it is shared evenly by the attempts that are left, so that one that creeps does not use up what the next needs.
 MOST_EVALUATIONS = 40_000
 _LOOSER, _LOOSEST = (1e2, 1e4), 1e-6  # factors of the tolerance where solvers stall, and what it stays below
 # Where pulls cancel to less than this share, tied tokens may be coming to rest beside others that are not: the field is
@@ -202,7 +203,11 @@ class Integration:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)  # LSODA's own words; its failure is our "stalled"
-                    any(self._follow_by(name, tolerance, knots) for name, tolerance in self._attempts())
+                    attempts = self._attempts()
+                    any(
+                        self._follow_by(name, tolerance, knots, attempts=len(attempts) - k)
+                        for k, (name, tolerance) in enumerate(attempts)
+                    )
             except KeyboardInterrupt:
                 if note_interrupt():
                     self.stop = "interrupted"
@@ -226,13 +231,20 @@ class Integration:
         if whole:
             self.final = self.field.lift(self.pieces[-1](knots[-1]))
 
-    def _follow_by(self, name: str, tolerance: float, knots: list[float]) -> bool:
-        """Follow from the last point by one solver. False when it "stalled": it failed, or makes no headway."""
+    def _follow_by(self, name: str, tolerance: float, knots: list[float], *, attempts: int) -> bool:
+        """Follow from the last point by one solver, the first of so many attempts that are left.
+
+        False when it "stalled": it failed, makes no headway, or has used up its share of the evaluations.
+        """
         self.settings = replace(self.settings, tolerance=tolerance)
         begin = len(knots)
         most = min(self.settings.max_steps, MOST_STEPS) if name == "Euler" else self.settings.max_steps
+        most_asked = self._asked + (MOST_EVALUATIONS - self._asked) / attempts
         solver, short_until = self._solver(name, knots[-1]), np.inf
-        while len(knots) <= most and self._asked <= MOST_EVALUATIONS:
+        while len(knots) <= most:
+            if self._asked > most_asked:
+                self.stop = "stalled" if attempts > 1 else "steps"
+                return attempts == 1
             if name == "Radau":
                 solver.atol = _absolute_tolerance(tolerance, solver.y)  # type: ignore[attr-defined]
             if not self._step(solver, knots):
