@@ -245,6 +245,37 @@ def test_no_step_leaps_over_a_rest_point_on_a_line(seed):
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("aside", [None, 0.0, 1e4, 1e6])
+@pytest.mark.parametrize("start", [-3.0, -40.0, -1e6])
+def test_no_step_from_afar_leaps_over_a_rest_point(start, aside):
+    """The pull turns back at x = -0.381 and again to the right of it, whatever p is across the line of the keys."""
+    line = np.array([[3.0, -2.0, -1.0], [-3.0, -2.0, -3.0]])
+    scores = np.array([[-1.0, 2.0, 0.0], [-1.0, 2.0, -1.0]])
+    keys = line[..., None] if aside is None else np.stack([line, np.zeros_like(line)], axis=-1)
+    objective = PromptObjective(TokenProblem.of(keys, np.ones(2), scores=scores).merged)
+    limit = limit_of(objective, np.array([start] if aside is None else [start, aside]))
+    assert limit.outcome == "bounded"
+    x = float(limit.point[0])
+    beside = 1e-6  # a length at which the pull is a million times what is left at the point
+    grid = np.concatenate([np.linspace(-50, x - beside, 10_000), [x + beside]])
+    ways = objective.descent(np.pad(grid[:, None], ((0, 0), (0, keys.shape[2] - 1)))).direction[:, 0]
+    assert (ways[:-1] > 0).all()  # from the start on there is no other
+    assert ways[-1] < 0
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_no_step_from_afar_leaps_over_a_valley():
+    """As above, while another input pulls along y: x settles where it turns back, and y diverges beside it."""
+    keys = np.array([[[3, 0], [-2, 0], [-1, 0]], [[-3, 0], [-2, 0], [-3, 0]], [[0, 0], [0, 1], [0, 0]]])
+    scores = np.array([[-1, 2, 0], [-1, 2, -1], [0, 1, 0]]) + 0.0
+    problem = TokenProblem.of(keys + 0.0, np.ones(3), scores=scores)
+    near, far = (limit_of(problem, np.array(start)) for start in ([-5.0, 0.0], [-500.0, 1e6]))
+    assert near.outcome == far.outcome == "finite part"
+    apart = ESTIMATED * (near.finite.error + far.finite.error) + rounding(8)
+    assert far.finite.point[0] == pytest.approx(near.finite.point[0], rel=0, abs=apart)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_equals_that_part_slowly_do_not_hide_a_finite_part():
     """Along -x the second input ties four tokens of different scores, whose pulls meet at one height; two of the third
     input fall behind their equal only like exp(-|p|), while the balance falls like exp(-2 |p|)."""

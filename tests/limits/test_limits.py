@@ -428,6 +428,26 @@ def test_what_lies_across_may_be_long() -> None:
     assert limit.rate == pytest.approx(-1.0, abs=1e-3)  # over the last three decades, 300 / |p| to the first order
 
 
+@pytest.mark.parametrize(
+    ("keys", "scores", "start"),
+    [
+        ([[[-1, 1], [0, 0], [-1, 0]]], [[1, 0, 1]], [3, -30]),  # the height grows like exp(-30) |p|, and decides
+        ([[[0, 0], [0, 1]], [[-1, 1], [1, 0]]], [[0, 1], [0, 1]], [-30, 1]),  # so does x, like exp(-60) |p|
+    ],
+)
+def test_a_direction_that_is_left_far_out_is_not_called_the_limit(keys, scores, start) -> None:
+    """Every start goes to the GMM, the only limit there is. What moves p across the direction that it keeps to before is
+    `exp(-distance)` of what moves it along."""
+    problem = TokenProblem.of(np.array(keys) + 0.0, np.ones(len(keys)), scores=np.array(scores) + 0.0)
+    found = atlas(problem)
+    assert found.complete
+    assert [limit.kind for limit in found.limits] == ["GMM"]
+    near, far = (limit_of(problem, np.array(start) * share) for share in (0.1, 1.0))
+    assert (near.outcome, near.kind) == ("direction", "GMM")
+    assert (far.outcome, far.kind) == ("undecided", "not locally optimal")
+    assert "may leave it" in far.reason
+
+
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_the_limit_of_key_and_query_is_named_by_the_nuclear_margin() -> None:
     problem = random_problem(2, 3, 3, rng=np.random.default_rng(4))

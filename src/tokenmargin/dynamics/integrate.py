@@ -33,15 +33,17 @@ _PIECES = 4  # sub-intervals of a solver step at which labels are looked at
 # shorter). Healthy runs have been seen to take up to 350 steps for a tenth.
 _PATIENCE, _HEADWAY = 500, 0.1
 # Where the field is mostly rounding (scores of 1e150) solvers creep on. Paths that arrive ask for the field up to 4,300
-# times (360 flows of `benchmarks.limits_audit`, and those of the tests): ten times as much is enough.
+# times (360 flows of `benchmarks.limits_audit`, and those of the tests): ten times as much is enough, and what is left
+# of it is shared evenly by the attempts that are left, so that one that creeps does not use up what the next needs.
 MOST_EVALUATIONS = 40_000
 _LOOSER, _LOOSEST = (1e2, 1e4), 1e-6  # factors of the tolerance where solvers stall, and what it stays below
 # Where pulls cancel to less than this share, tied tokens may be coming to rest beside others that are not: the field is
 # as stiff as that share, and less patience is due. Paths that only diverge have been seen to cancel to 0.009.
 _CANCELLING, _LESS_PATIENCE = 1e-4, 100
 # On a line (one dimension, an axis of symmetry) the unit field is constant and steps grow without bound, so that one
-# may leap over a point where the field turns back. Inside a step the field is looked at whenever p has grown by this
-# share of its length (or of the unit); where it turns back, so many short steps are taken.
+# may leap over a point where the field turns back. Inside a step the field is looked at whenever the part of p along
+# the motion has changed by this share of itself (or of what moves a logit by 1): logits tie where that part is of
+# order one, however far p is from there. Where the field turns back, so many short steps are taken.
 _LOOKED_AT, _SHORT_STEPS = 1 / 16, 40
 
 
@@ -201,7 +203,11 @@ class Integration:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)  # LSODA's own words; its failure is our "stalled"
-                    any(self._follow_by(name, tolerance, knots) for name, tolerance in self._attempts())
+                    attempts = self._attempts()
+                    any(
+                        self._follow_by(name, tolerance, knots, attempts=len(attempts) - k)
+                        for k, (name, tolerance) in enumerate(attempts)
+                    )
             except KeyboardInterrupt:
                 if note_interrupt():
                     self.stop = "interrupted"
@@ -225,13 +231,20 @@ class Integration:
         if whole:
             self.final = self.field.lift(self.pieces[-1](knots[-1]))
 
-    def _follow_by(self, name: str, tolerance: float, knots: list[float]) -> bool:
-        """Follow from the last point by one solver. False when it "stalled": it failed, or makes no headway."""
+    def _follow_by(self, name: str, tolerance: float, knots: list[float], *, attempts: int) -> bool:
+        """Follow from the last point by one solver, the first of so many attempts that are left.
+
+        False when it "stalled": it failed, makes no headway, or has used up its share of the evaluations.
+        """
         self.settings = replace(self.settings, tolerance=tolerance)
         begin = len(knots)
         most = min(self.settings.max_steps, MOST_STEPS) if name == "Euler" else self.settings.max_steps
+        most_asked = self._asked + (MOST_EVALUATIONS - self._asked) / attempts
         solver, short_until = self._solver(name, knots[-1]), np.inf
-        while len(knots) <= most and self._asked <= MOST_EVALUATIONS:
+        while len(knots) <= most:
+            if self._asked > most_asked:
+                self.stop = "stalled" if attempts > 1 else "steps"
+                return attempts == 1
             if name == "Radau":
                 solver.atol = _absolute_tolerance(tolerance, solver.y)  # type: ignore[attr-defined]
             if not self._step(solver, knots):
@@ -270,17 +283,19 @@ class Integration:
 
     def _distance_to_turn(self, piece: DenseOutput, begin: float, end: float) -> float | None:
         """How far into a step the field first points back along it; None where it does not, or the step is short."""
-        length = self.field.unit + self.field.norm(self._y)
-        end = min(end, begin + length + self.until)  # farther out it does not matter
-        grown = (end - begin) / length
-        if self.field.original.has_kinks or not _LOOKED_AT < grown < np.inf:
+        if self.field.original.has_kinks or not np.isfinite(end):
             return None
-        count = int(np.log1p(grown) / np.log1p(_LOOKED_AT))
-        inside = begin + length * np.expm1(np.arange(1, count + 1) * np.log1p(_LOOKED_AT))
-        before = self._y
-        for arc in np.append(inside[inside < end], end).tolist():
+        shortest, arc, before = 1 / self.field.reach(self._y), begin, self._y
+        end = min(end, begin + self.field.norm(before) + self.until)  # farther out it does not matter
+        chord = piece(end) - before
+        while arc < end:
+            along = self.field.unit * abs(float(before @ chord)) / (float(np.linalg.norm(chord)) or 1.0)
+            arc = min(arc + _LOOKED_AT * (shortest + along), end)
+            if arc == end and before is self._y:
+                return None
             y = piece(arc)
-            if float(self.field.direction(arc, y) @ (y - before)) < 0:
+            chord = y - before
+            if float(self.field.direction(arc, y) @ chord) < 0:
                 return arc - begin
             before = y
         return None

@@ -312,10 +312,10 @@ def _outcome_of_path(
         return "undecided", f"the selection is {named.solution.status}"
     if not off <= tolerance:
         return "undecided", f"the angle is above {tolerance:g}{_what_hides_angles(path, named, off)}"
-    if not named.is_limit:
-        if named.kind in ("balanced", "undecided"):
-            return "direction", "whether other starts near it go there too is not decided"
-        return "direction", "other starts, however near, may leave it: the direction is not locally optimal"
+    if named.kind in ("balanced", "undecided"):
+        return "direction", "whether other starts near it go there too is not decided"
+    if not named.is_limit:  # far beside it what makes a path leave weighs exp(-distance), and takes exp(distance) to
+        return "undecided", "it keeps to a direction that is not locally optimal so far, and may leave it farther out"
     return "direction", path.unfinished
 
 
