@@ -79,6 +79,12 @@ def test_halves_of_characters_are_kept_as_escapes(tmp_path, capsys) -> None:
     assert "\\ud800" in (tmp_path / "o.csv").read_text()
 
 
+@pytest.mark.parametrize("eta", ["-1", "0", "nan", "inf"])
+def test_a_first_step_has_a_length(capsys, eta) -> None:
+    assert main(["verify", "A.lemma2", "--n", "8", "--T", "4", f"--eta={eta}"]) == 2
+    assert "eta_0 is the length of a step: it must be positive and finite" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("delta", ["-1", "2", "0"])
 def test_a_probability_is_one(capsys, delta) -> None:
     assert main(["verify", "A.lemma2", "--n", "8", "--T", "4", "--d", "100", f"--delta={delta}"]) == 2

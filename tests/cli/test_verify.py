@@ -55,6 +55,15 @@ def test_a_corpus_of_ones_own(reviews, capsys):
     assert broken == {"sequences that break Assumption 4", "longest sequence minus shortest"}
 
 
+def test_rows_of_a_corpus_that_are_left_out_are_named(tmp_path, capsys):
+    texts = tmp_path / "texts.csv"
+    texts.write_text("text,label\ngood film,1\n,0\nbad film,0\n")
+    assert main(["verify", "--corpus", str(texts), "--json"]) == 0
+    found = capsys.readouterr()
+    assert json.loads(found.out)["sequences"] == 2
+    assert "1 rows left out" in found.err and "line 3: no text" in found.err
+
+
 def test_a_selection_of_ones_own(reviews, capsys):
     """Lemma 20 holds unless everything is selected."""
     given = ["verify", "A.lemma20", "--corpus", reviews[0], "--d", "40", "--draws", "2", "--json"]

@@ -1,11 +1,13 @@
 """The sharp first step: its variance by an independent draw, and the dimension that (10) becomes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.oracles.rounding import rounding
 
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.theory import EmbeddingInstance
+from tokenmargin.theory import EmbeddingInstance, claim
 from tokenmargin.theory.results.first_step import limit_variance, sharp_dimension, token_shares
 from tokenmargin.theory.settings import enough_dimensions
 
@@ -48,3 +50,11 @@ def test_the_condition_is_forty_decades_weaker() -> None:
     assert float(enough_dimensions(x.corpus.size, x.step, 0.05)) > 1e59
     ratio = sharp_dimension(10, 2e6, 0.1) / sharp_dimension(10, 1e6, 0.1)
     assert ratio == pytest.approx(16, rel=1e-5, abs=0)  # of order eta_0^4; the next term is 126/157 of 1e-6
+
+
+def test_the_variance_of_a_token_that_never_occurs_is_right() -> None:
+    """It has no error, and the limit is 0; one draw has no standard error."""
+    spare = TokenCorpus(CORPUS.tokens, CORPUS.lengths, CORPUS.labels, (*CORPUS.vocabulary, "unused"))
+    x = EmbeddingInstance(spare, 10**6, step=1.0, draws=100)
+    assert claim("R.first-step").on(x).verdict == "holds"
+    assert claim("R.first-step").on(replace(x, draws=1)).verdict == "undecided"

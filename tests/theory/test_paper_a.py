@@ -410,6 +410,36 @@ def test_lemma_8_where_logits_have_no_digits_left():
     assert report.verdict == "undecided"
 
 
+@pytest.mark.parametrize("dimension", [7000.0, 4e29, 1e114])
+def test_lemma_7_where_every_coefficient_on_v_cancels(dimension):
+    """Every text stands under both labels, so that alpha is 0 everywhere: rounding is a share of what cancels."""
+    for texts in (["a b b", "c a d"], ["a"], ["a b"]):
+        corpus = TokenCorpus.of([text.split() for text in texts * 2], [1.0] * len(texts) + [-1.0] * len(texts))
+        for seed in range(4):
+            assert claim("A.lemma7").on(EmbeddingInstance(corpus, dimension, 1.0, seed=seed)).verdict == "holds"
+
+
+def test_lemma_12_where_the_bound_is_closer_than_rounding():
+    """The risk is 2e7 and its bound 1/(22 eta_0) = 5e-12 more."""
+    texts = ["d g d d", "g d a e", "e a f d", "f d f c", "a e d f", "e a g a", "e c f e"]
+    x = EmbeddingInstance.on(texts, [1, 1, 1, -1, -1, -1, -1], step=1e10, delta=0.25, draws=13)
+    assert claim("A.lemma12").on(x).verdict == "holds"
+
+
+def test_lemma_3_where_ties_are_rounded():
+    """A vector p_o that ties tokens ties them up to the digits of logits of 1e9."""
+    texts = ["c b p", "c m b", "d a q", "n a d"]
+    for seed in range(20):
+        x = EmbeddingInstance.on(texts, [1, -1, 1, -1], step=4e11, selection="tied", draws=3, seed=seed)
+        assert claim("A.lemma3").on(x).verdict != "fails"
+
+
+def test_delta_may_be_the_smallest_double():
+    x = EmbeddingInstance.of(2, 2, delta=5e-324)
+    assert claim("A.lemma2").on(x).verdict == "undecided"
+    assert probability_beyond(1, 300, 1.0)[0] == 1  # no deviation is allowed
+
+
 @pytest.mark.parametrize("step", [1e16, 1e20, 1e26])
 def test_classes_are_not_refuted_by_a_step_beyond_the_digits_of_doubles(step):
     """Tokens of size one beside parts of `step` along v: M p = 1 is solvable as it is for any step."""

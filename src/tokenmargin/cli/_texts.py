@@ -129,6 +129,7 @@ def read_corpus(source: str) -> TokenCorpus:
         if Path(source).suffix == ".safetensors":
             return load_prepared(source).corpus()
         read = read_labelled(source)
+        print_rejected([f"{row.place}: {row.reason}" for row in read.rejected], len(read.rejected))
         return TokenCorpus.of([text.split() for text in read.texts], binary_labels(read.labels))
 
 

@@ -30,6 +30,11 @@ DRAWN_SHARE = 0.3
 """What is left of the drawn part of a token in an aligned start, beside a common part of length 1."""
 
 
+def log_of_union(size: int, delta: float) -> float:
+    """`log(|S|^2/delta)`, also where delta is so small that the quotient is beyond doubles."""
+    return 2 * math.log(size) - math.log(delta)
+
+
 def enough_step(corpus: TokenCorpus) -> int:
     """The smallest step of (10): `4 n^2 T^2`."""
     return 4 * corpus.n**2 * corpus.T**2
@@ -42,8 +47,15 @@ def enough_dimensions(size: int, eta: float, delta: float) -> int:
     537
     """
     step = Fraction(eta)
-    concentration = math.ceil((2 * math.log(size**2 / delta)) ** 2)
+    concentration = math.ceil((2 * log_of_union(size, delta)) ** 2)
     return max(256, concentration, math.ceil((88 * step**2 + 111 * step + 2) ** 8), size + 3)
+
+
+def _check_positive(step: float, delta: float) -> None:
+    if not 0 < step < math.inf:
+        raise ValueError(f"eta_0 is the length of a step: it must be positive and finite, got {step:g}")
+    if not 0 < delta <= 1:
+        raise ValueError(f"delta is a probability: it must lie in 0..1 and not be 0, got {delta}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +90,7 @@ class EmbeddingInstance:
     name: str = ""
 
     def __post_init__(self) -> None:
-        if not 0 < self.delta <= 1:
-            raise ValueError(f"delta is a probability: it must lie in 0..1 and not be 0, got {self.delta}")
+        _check_positive(self.step, self.delta)
 
     @classmethod
     def with_corpus(
@@ -93,6 +104,7 @@ class EmbeddingInstance:
     ) -> EmbeddingInstance:
         """A corpus, with the smallest step and dimension that (10) allows unless told."""
         eta = float(enough_step(corpus) if step is None else step)
+        _check_positive(eta, delta)
         d = enough_dimensions(corpus.size, eta, delta) if dimension is None else dimension
         if d > MOST_DIMENSIONS:
             raise ValueError(

@@ -8,6 +8,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin import Constraints, MarginSolution, class_margin, solve
 from tokenmargin.margin.constraints import class_constraints
+from tokenmargin.norms import EPS
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal, seen
 from tokenmargin.theory.settings import EmbeddingInstance
@@ -22,7 +23,7 @@ UNSOLVED = 1e-6
 
 def lemma3(x: EmbeddingInstance) -> Findings:
     """For any p_o other than zero, the max-margin problem (9) of its selection has exactly one solution."""
-    residual, uniqueness, uncertified = 0.0, np.inf, 0
+    residual, shortest, uncertified = 0.0, (np.inf, 0.0), 0
     for k, (problem, chosen) in enumerate(x.problems_and_choices):
         solution, keys = class_margin(problem, chosen), problem.keys
         if not solution.is_optimal:
@@ -35,13 +36,14 @@ def lemma3(x: EmbeddingInstance) -> Findings:
         other = _another_vector(x, k, solution)
         longer = float(keys.norm(other)) ** 2 - float(keys.norm(solution.vector)) ** 2
         apart = float(keys.norm(other - solution.vector)) ** 2
-        uniqueness = min(uniqueness, (longer - apart) / float(keys.norm(other)) ** 2)
+        excess = (longer - apart) / float(keys.norm(other)) ** 2
+        shortest = min(shortest, (excess, _room_of_excess(problem, chosen, solution, other)), key=sum)
     return Findings(
         hypotheses=(),
         conclusion=(
             below("KKT residual of the solution found", residual, 1e-10),
             # |p|^2 >= |p^|^2 + |p - p^|^2 for every feasible p, as p_o / tau is: only p^ itself has its length
-            above("(|p|^2 - |p^|^2 - |p - p^|^2) / |p|^2 at p = p_o / tau", uniqueness, 0, tolerance=RESIDUAL),
+            above("(|p|^2 - |p^|^2 - |p - p^|^2) / |p|^2 at p = p_o / tau", shortest[0], 0, tolerance=shortest[1]),
             seen(below("problems that doubles do not solve", uncertified, 0), "more digits"),
         ),
     )
@@ -54,10 +56,22 @@ def _another_vector(x: EmbeddingInstance, k: int, solution: MarginSolution) -> F
     return np.asarray(x.point(k) / _smallest_gap(*x.problems_and_choices[k], x.point(k)))
 
 
+def _room_of_excess(
+    problem: TokenProblem, chosen: Bool[Array, "n T"], solution: MarginSolution, p: Float[Array, " D"]
+) -> float:
+    """`|p|^2 - |p^|^2 - |p - p^|^2 = 2 sum_j multiplier_j (<row_j, p> - bound_j)`: beside what is certified of p^, the
+    rounding of p's products with the rows, and what it lacks of ties, times the multipliers."""
+    constraints, size = class_constraints(problem, chosen), float(problem.keys.norm(p))
+    rows = constraints.rows()
+    untied = float(np.abs(rows[constraints.bound == 0] @ p).max(initial=0.0))
+    rounding = (rows.shape[1] + 4) * EPS * float(np.linalg.norm(rows, axis=1).max()) * size
+    return RESIDUAL + 2 * float(np.abs(solution.multipliers).sum()) * (untied + rounding) / size**2
+
+
 def _smallest_gap(problem: TokenProblem, chosen: Bool[Array, "n T"], p: Float[Array, " D"]) -> float:
+    # Differences first: logits are as large as the first step, and lose the digits of what is between two of them.
     constraints = class_constraints(problem, chosen)
-    logits = problem.keys.project(p)
-    gaps = logits[constraints.plus] - logits[constraints.minus]
+    gaps = constraints.rows() @ p
     return float(gaps[constraints.bound > 0].min(initial=np.inf))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenmargin.theory.claim import Findings, Slack, above, below, equal, seen
 from tokenmargin.theory.evidence import rare_event
-from tokenmargin.theory.settings import EmbeddingInstance, enough_step
+from tokenmargin.theory.settings import EmbeddingInstance, enough_step, log_of_union
 
 LARGE = 20_000
 """Tokens in a corpus beyond which a broken hypothesis is answer enough: the conclusion would take hours."""
@@ -26,7 +26,7 @@ IMPLIED = {
 
 def allowed_deviations(x: EmbeddingInstance) -> float:
     """`sqrt(2 log(|S|^2 / delta))`: how many standard deviations (14) allows."""
-    return float(np.sqrt(2 * np.log(x.corpus.size**2 / x.delta)))
+    return float(np.sqrt(2 * log_of_union(x.corpus.size, x.delta)))
 
 
 def concentration(x: EmbeddingInstance) -> tuple[Slack, ...]:
@@ -85,7 +85,10 @@ def true_of_most_draws(name: str, facts: Sequence[bool], x: EmbeddingInstance) -
     return rare_event(f"not so: {name}", len(facts) - sum(map(bool, facts)), len(facts), x.delta)
 
 
-def quantile_of_draws(name: str, values: Sequence[float], bound: float, x: EmbeddingInstance) -> Slack:
+def quantile_of_draws(
+    name: str, values: Sequence[float], bound: float, x: EmbeddingInstance, *, tolerance: float = 0.0
+) -> Slack:
     """The value that a share delta of the draws exceeds, beside its bound. It proves nothing by itself."""
     quantile = np.quantile(values, 1 - min(x.delta, 1.0), method="higher")
-    return seen(below(f"{name}, (1 - delta) quantile of the draws", float(quantile), bound), "more draws")
+    shown = f"{name}, (1 - delta) quantile of the draws"
+    return seen(below(shown, float(quantile), bound, tolerance=tolerance), "more draws")

@@ -17,7 +17,12 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import cosine, selected_tokens
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
 from tokenmargin.theory.paper_a.flow import length_reached, one_token
-from tokenmargin.theory.paper_a.leading_pairs import Pairs, no_more_than_rounding, rounding_of_sums
+from tokenmargin.theory.paper_a.leading_pairs import (
+    Pairs,
+    no_more_than_rounding,
+    rounding_of_logs,
+    rounding_of_sums,
+)
 from tokenmargin.theory.settings import EmbeddingInstance
 
 ACCURACIES = (1e-1, 1e-2, 1e-3)
@@ -34,7 +39,7 @@ def lemma7(x: EmbeddingInstance) -> Findings:
     on_prompt, on_head, in_prompt, sizes = printed_gradients(x.corpus, start)
     direction, log_norm = PromptObjective(start.problem()).descent(start.prompt)
     trained = direction * np.exp(log_norm[0]) if np.isfinite(log_norm[0]) else 0.0
-    room = rounding_of_sums(start.problem(), start.prompt)
+    room = rounding_of_sums(start.problem(), start.prompt) + rounding_of_logs(log_norm[0])
     apart = {
         "coefficient on p": np.abs(on_prompt - gradient.c).max() / sizes[0],
         "coefficient on v": np.abs(on_head - gradient.e).max() / sizes[1],
@@ -52,7 +57,7 @@ def printed_gradients(
     assert isinstance(start.geometry, Coordinates)
     a, b = start.overlaps
     E = start.geometry.vectors[: corpus.size]
-    on_prompt, on_head, prompt_terms = np.zeros((3, corpus.size))
+    on_prompt, on_head, prompt_terms, head_terms = np.zeros((4, corpus.size))
     in_prompt, vector_terms = np.zeros((2, E.shape[1]))
     for row, here, y in zip(corpus.index, corpus.mask, corpus.labels, strict=True):
         tokens = row[here]
@@ -61,6 +66,7 @@ def printed_gradients(
         g = y / (1 + np.exp(y * (q @ b[tokens]))) / corpus.n
         for i, s in enumerate(tokens):
             on_head[s] += g * q[i]
+            head_terms[s] += abs(g) * q[i]
             for j, t in enumerate(tokens):
                 if j != i:
                     weight = g * q[i] * q[j] * b[s]
@@ -69,7 +75,7 @@ def printed_gradients(
                     prompt_terms[[s, t]] += abs(weight)
                     in_prompt += weight * (E[s] - E[t])
                     vector_terms += abs(weight) * (np.abs(E[s]) + np.abs(E[t]))
-    sizes = float(prompt_terms.max()) or 1.0, float(np.abs(on_head).max()), float(vector_terms.max()) or 1.0
+    sizes = float(prompt_terms.max()) or 1.0, float(head_terms.max()), float(vector_terms.max()) or 1.0
     return on_prompt, on_head, in_prompt, sizes
 
 
@@ -85,7 +91,7 @@ def lemma8(x: EmbeddingInstance) -> Findings:
     scale = pairs.log_scale(ahead)
     left = float(keys.inner(u, direction)) * np.exp(log_norm[0] - scale) if np.isfinite(log_norm[0]) else 0.0
     apart = abs(left - pairs.total(ahead)) / (pairs.size(ahead) or 1.0)
-    room = rounding_of_sums(problem, after.prompt, u)
+    room = rounding_of_sums(problem, after.prompt, u) + rounding_of_logs(log_norm[0], scale)
     return Findings((), (no_more_than_rounding("difference / sum of |terms|", apart, room),))
 
 

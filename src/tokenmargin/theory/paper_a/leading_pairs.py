@@ -87,6 +87,11 @@ def rounding_of_sums(problem: TokenProblem, *points: Float[Array, " D"]) -> floa
     return float(8 * EPS * (problem.keys.dimension + problem.n * problem.T) * (1 + max(logits)))
 
 
+def rounding_of_logs(*logs: float) -> float:
+    """Relative error of a number kept as a logarithm: the absolute one of the logarithm. Zero has no logarithm."""
+    return float(EPS * sum(abs(value) for value in logs if np.isfinite(value)))
+
+
 def no_more_than_rounding(name: str, difference: float, room: float) -> Slack:
     """That two ways to compute one sum differ by no more than their rounding; where rounding is all there is, nobody
     can tell."""

@@ -16,7 +16,7 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, below, seen
 from tokenmargin.theory.evidence import TIE, FollowedFlow
 from tokenmargin.theory.paper_a.conditions import theorem5_conditions, true_of_most_draws, without_subject
-from tokenmargin.theory.paper_a.first_step import promised_margins, risk_bound
+from tokenmargin.theory.paper_a.first_step import promised_margins, risk_bound, rounding_of_margins, rounding_of_risk
 from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, in_the_regime, seen_in_the_limit
 from tokenmargin.theory.paper_a.leading_pairs import Pairs, choices, local_optimality
 from tokenmargin.theory.paper_a.only_important import aligned_start, largest_mu
@@ -42,12 +42,13 @@ def after_first_step(x: EmbeddingInstance, step: FirstStep) -> Links:
     promised = promised_margins(x) - 1 / (22 * eta)
     gap = np.where(star, gamma, -np.inf).max(axis=1, keepdims=True) - np.where(others, gamma, -np.inf)
     risk = float(loss.value(margins).mean())
+    short = float((promised - margins).max())
     unselected = float(loss.value(np.array([0.75 * d**-0.125]))[0]) / n
     return {
         "|<p^1, E_s - E_t>| <= d^(-1/8)": (float(np.ptp(a)), d**-0.125),
         "T |q - 1/T| <= 2 d^(-1/8)": (float(np.abs(above_uniform * T).max()), 2 * d**-0.125),
-        "mean (eta_0/2) y alpha - 1/(22 eta_0) - y f <= 0": (float((promised - margins).max()), 0.0),
-        "risk at p^1 <= the bound of Lemma 12": (risk, risk_bound(x)),
+        "mean (eta_0/2) y alpha - 1/(22 eta_0) - y f <= 0": (short, rounding_of_margins(step)),
+        "risk at p^1 <= the bound of Lemma 12": (risk, risk_bound(x) + rounding_of_risk(step, risk)),
         "risk at p^1 <= log(1 + exp(-eta_0/(4nT^2)))": (risk, float(loss.value(np.array([eta / (4 * n * T**2)]))[0])),
         "eta_0/(4nT) <= lead of an important token's gamma": (
             eta / (4 * n * T),
