@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from tests.oracles.certified import SETTLED
 
 from tokenmargin.limits import limit_of, rates
-from tokenmargin.margin import TOLERANCE, atlas, held_ties, tie_of_equals
+from tokenmargin.margin import TOLERANCE, atlas, held_ties, limit_direction, tie_of_equals
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
+from tokenmargin.margin.limit_directions import name_direction
 from tokenmargin.problem.instances import random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -55,6 +57,28 @@ def test_a_tie_is_held_between_two_ratios(gram, first: int, second: int, verdict
     assert sum(limit.is_global for limit in found.limits) == (1 if first == 4 else 2)
     assert found.complete == (verdict == "held")
     assert ("ties of equals" in found.unsearched or "tie of equals" in found.unsearched) == (verdict == "unknown")
+
+
+def test_a_limit_beside_equals_does_not_hang_on_which_multipliers_prove_it() -> None:
+    """Three neighbours of (1, 1) depend on one another, so the multipliers are not unique: those of the second and the
+    fourth input hold it, or one of them with an equal of the first, which scores all alike and does not pull."""
+    keys = np.zeros((4, 5, 2))
+    keys[0, :2] = [[-2, 2], [0, 0]]
+    keys[1, :4] = [[-2, -2], [-1, 0], [-2, -1], [2, -1]]
+    keys[2] = [[1, -2], [1, -1], [-1, 1], [0, 1], [0, 1]]
+    keys[3, :3] = [[1, 1], [-1, 2], [0, -2]]
+    scores = np.array([[1, 1, 0, 0, 0], [2, 0, 1, 1, 0], [1, 0, 2, 2, 1], [2, 1, 0, 0, 0]])
+    mask = np.arange(5) < np.array([[2], [4], [5], [3]])
+    problem = TokenProblem.of(keys, np.ones(4), scores=scores + 0.0, mask=mask)
+    reached = limit_of(problem, np.ones(2), until_norm=1e7)
+    assert (reached.kind, reached.named.names) == ("stable", [[0, 1], 3, [3, 4], 0])
+    found = limit_direction(problem, [0, 3, 3, 0]).solution
+    tokens, weights = found.tokens.tolist(), np.zeros(len(found.tokens))
+    weights[[tokens.index([0, 1]), tokens.index([2, 2])]] = 0.5, 2  # (-2, 2) / 2 + 2 (1, 0) = (1, 1)
+    for multipliers in (found.multipliers, weights):
+        named = name_direction(problem, np.array([0, 3, 3, 0]), replace(found, multipliers=multipliers))
+        assert (named.kind, named.names) == ("stable", reached.named.names)
+    assert reached.named.names in [limit.names for limit in atlas(problem).limits]
 
 
 def test_flow_returns_to_a_held_tie_and_leaves_from_afar() -> None:

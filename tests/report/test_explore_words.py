@@ -101,6 +101,45 @@ STATES = {
         {"inputs": COPIES, "start": [1, 1], "asked": [0]},
         ("proofs", "above", "Each selected token outscores them, so training can settle here: this is the best token."),
         ("settle", "beside", "A1: A2 (1) and A3 (1) on the margin score less."),
+        ("proofs", "beside", "Of 2 ways to choose (copies count as one), 2 can be selected by a direction"),
+    ),
+    "copies alone": (
+        {"inputs": inputs_of([(1, 0, 1), (1, 0, 0)])},
+        ("proofs", "beside", "There is one way to choose (copies count as one)."),
+    ),
+    "weights of a proof that differ much": (
+        {"inputs": inputs_of([(0, 0, 1), (1000, 0, 0), (-0.1, 0, 0)]), "asked": [0]},
+        ("proofs", "above", "No direction selects A1: 1 (A1 − A3) + 1.0·10⁻⁴ (A1 − A2) = 0"),
+    ),
+    "a loss that is almost nothing": (
+        {"inputs": inputs_of([(1, 0, 30), (0, 0, 20)])},
+        ("training", "above", "loss 9.4·10⁻¹⁴; A1 has over 99.9% of the weight."),
+    ),
+    "a loss beyond doubles": (
+        {"inputs": inputs_of([(1, 0, -1000), (0, 0, -2000)]), "loss": "exponential"},
+        ("training", "above", "loss over 10³⁰⁸; A1 has over 99.9% of the weight."),
+    ),
+    "lengths that differ by 10^5: weights settle far out, and no border is near": (
+        {
+            "inputs": inputs_of(
+                [(0.006, 0.009, -50.144), (0.32, -0.82, 87.916)],
+                [(91, -2, 0.003), (-1250, -310, -0.01)],
+                [(20, -47, -297.527), (0, 0.001, -810.815), (-1.65, 0.25, 752.244)],
+            ),
+            "start": [0.009, -0.003],
+            "loss": "correlation",
+        },
+        ("settle", "above", "From p = (0.009, −0.003), training ends on A2, B2 and C3. There are 3 places to settle."),
+    ),
+    "in the mirror, which rounding leaves late": (
+        {
+            "inputs": inputs_of(
+                [(0.5, 1, 1), (0.5, -1, 1)],
+                [(1.5, 0, 0), (1.5, 1.5, 1.5), (-1, 1.5, 1.5), (1.5, -1.5, 1.5), (-1, -1.5, 1.5)],
+            ),
+            "start": [1.1793321763349756, 0],
+        },
+        ("settle", "above", "The start lies on a border, to a billionth: beside it training ends on A"),
     ),
     "five equals around one that scores less": (
         {"inputs": inputs_of([*[(math.cos(a), math.sin(a), 1) for a in (0.1, 1.3, 2.6, 3.9, 5.1)], (0, 0, 0)])},

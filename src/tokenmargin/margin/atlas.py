@@ -314,7 +314,11 @@ class _Walk:
         moved = leaves.vectors.any(axis=1)  # p = 0 is the solution where there is nothing to choose, and no direction
         # Neighbours that score higher are outweighed only along differences that depend on one another. Those that hold
         # the vector, with positive multipliers, are independent; more of them are not.
-        more = near.sum(axis=(1, 2)) > (leaves.multipliers > 0).sum(axis=1)
+        holds = leaves.multipliers > 0
+        if self.problem.has_ties:  # an equal that holds the vector is no neighbour
+            chosen = zip(self.inputs, leaves.prefixes.T, strict=True)
+            holds &= np.concatenate([tokens.rows(t).bound for tokens, t in chosen], axis=1) > 0
+        more = near.sum(axis=(1, 2)) > holds.sum(axis=1)
         named = np.flatnonzero((self.shares | more | (gaps > 0).all(axis=1)) & moved)
         self.tally.feasible += len(positions) - len(named)
         for b in named.tolist():

@@ -48,8 +48,15 @@ class LeadingRisk:
     def __init__(self, problem: TokenProblem, tie: LimitDirection, loss: AbstractLoss) -> None:
         near, tied, index = tie.neighbours, tie.chosen, problem.keys.index
         pulling = np.asarray(near.any(axis=1))
-        inputs, tokens = ((near | tied) & pulling[:, None]).nonzero()
-        rows = problem.keys.differences(index[inputs, tokens], index[inputs, tie.selected[inputs]])
+        own = (near | tied) & pulling[:, None]
+        inputs, tokens = own.nonzero()
+        self.weights = np.zeros(near.shape)
+        self.weights[tuple(tie.solution.tokens.T)] = tie.solution.multipliers
+        whose, others = np.concatenate([[inputs, tokens], ((self.weights != 0) & ~own).nonzero()], axis=1)
+        rows = problem.keys.differences(index[whose, others], index[whose, tie.selected[whose]])
+        # Of no term of F, but multipliers are not unique, and the direction may be given by these.
+        self.beside = -self.weights[whose, others][len(inputs) :] @ rows[len(inputs) :]
+        rows = rows[: len(inputs)]
         lead = problem.shared_scores[np.arange(problem.n), tie.selected]
         self.rows, self.leading = rows, tied[inputs, tokens]
         self.losing = ~self.leading
@@ -72,12 +79,11 @@ class LeadingRisk:
         losing = np.flatnonzero(self.losing).tolist()
         return len({(leading[i], int(vectors[i, t])) for i, t in (self.tokens[j] for j in losing)})
 
-    def direction(self, tie: LimitDirection) -> tuple[Float[Array, " r"], bool]:
-        """The direction in these coordinates, and whether nothing of it lies outside the span of the rows."""
-        weights = dict(zip(map(tuple, tie.solution.tokens.tolist()), tie.solution.multipliers.tolist(), strict=True))
-        q = -np.array([weights.get(name, 0.0) for name in self.tokens]) @ self.rows
-        length = np.linalg.norm(q) * tie.solution.margin
-        return q, bool(abs(length - 1) <= NEIGHBOUR_TOLERANCE)
+    def direction(self, tie: LimitDirection, basis: Float[Array, "k r"]) -> tuple[Float[Array, " r"], bool]:
+        """The direction in these coordinates, and whether nothing of it lies outside the span of the rows, of `basis`."""
+        within = (basis @ self.beside) @ basis
+        q = within - self.weights[tuple(np.array(self.tokens).T)] @ self.rows
+        return q, bool(np.linalg.norm(self.beside - within) * tie.solution.margin <= NEIGHBOUR_TOLERANCE)
 
     def at(self, w: Float[Array, " r"]) -> tuple[float, Float[Array, " r"], Float[Array, "r r"]]:
         """log F with its derivatives; infinite where F is not positive."""
@@ -105,10 +111,10 @@ def minimum_across(problem: TokenProblem, at: LimitDirection, loss: AbstractLoss
     terms = LeadingRisk(problem, at, loss)
     _, sizes, basis = np.linalg.svd(terms.rows, full_matrices=False)
     rank = int((sizes > least_known(problem.keys) * sizes[0]).sum())
-    q, inside = terms.direction(at)
+    basis = basis[:rank]
+    q, inside = terms.direction(at, basis)
     if rank > terms.count or not inside:
         return "not held"
-    basis = basis[:rank]
     across = np.linalg.svd((basis @ q)[None])[2][1:] @ basis
     if not len(across):  # the tied tokens differ across q by less than can be told
         return "unknown"

@@ -24,7 +24,7 @@ from tokenmargin.problem.instances import random_problem
 from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem, with_fixed_scores
 from tokenmargin.report.explore.page import page_inputs
-from tokenmargin.selection import angle, cone_constants, optimal_tokens, score_gaps
+from tokenmargin.selection import angle, cone_constants, score_gaps
 
 MOST_INPUTS, MOST_TOKENS, MOST_NUMBERS = 26, 40, 50_000
 PLANE_INPUTS, PLANE_TOKENS, PLANE_LARGEST = 6, 10, 1e4  # what the sections of the article take
@@ -44,7 +44,7 @@ def answer_about(problem: TokenProblem, asked: list[int] | None = None) -> dict[
     Raises ValueError or TypeError for a problem that the page does not show.
     """
     _check_size(problem)
-    best = optimal_tokens(problem).argmax(axis=1).tolist()
+    best = _best_tokens(problem)
     verdict = describe_certificate(problem, _check_selection(problem, best if asked is None else asked))
     places, unit = _drawing(problem, verdict)
     return {
@@ -62,12 +62,17 @@ def answer_about(problem: TokenProblem, asked: list[int] | None = None) -> dict[
 def overview(problem: TokenProblem) -> dict[str, Any]:
     """What takes longer: all places to settle, as far as a budget goes, and where training went."""
     _check_size(problem)
-    best = optimal_tokens(problem).argmax(axis=1).tolist()
+    best = _best_tokens(problem)
     found = atlas(problem, budget=BUDGET)
     prompt = _train_prompt(problem)
     return {
         "limits": [
-            {"selected": limit.selected.tolist(), "margin": limit.solution.margin, "gmm": limit.is_global}
+            {
+                "selected": limit.selected.tolist(),
+                "sets": [np.flatnonzero(row).tolist() for row in limit.chosen],
+                "margin": limit.solution.margin,
+                "gmm": limit.is_global,
+            }
             for limit in found.limits[:SHOWN]
         ],
         "found": len(found.limits),
@@ -76,6 +81,11 @@ def overview(problem: TokenProblem) -> dict[str, Any]:
         "trained": prompt["selected"],
         "words": [prompt["words"], *([] if problem.head is None else [_train_jointly(problem, best)])],
     }
+
+
+def _best_tokens(problem: TokenProblem) -> list[int]:
+    """The tokens of highest score, the first of equals; copies count with the mean of theirs, as in training."""
+    return np.where(problem.mask, problem.shared_scores, -np.inf).argmax(axis=1).tolist()
 
 
 def _check_size(problem: TokenProblem) -> None:
@@ -136,14 +146,18 @@ def _train_prompt(problem: TokenProblem) -> dict[str, Any]:
     objective = PromptObjective(problem)
     path = evolve(objective, _step(problem.keys), steps=STEPS, progress=_stop_in_time())
     limit = limit_direction(problem, path.selected)
-    favoured = list_names(token_name(i, t) for i, t in enumerate(path.selected.tolist()))
     words = f"After {path.steps} steps of normalised descent from p = 0"
     if problem.keys.norm(path.prompt) == 0:
         return {"selected": path.selected.tolist(), "words": f"{words}, p is still zero: the pulls on it cancel there."}
-    least = float(objective.forward(path.prompt).weights.max(axis=-1).min())
-    share = "over 99.9%" if least > 0.999 else f"{'at least ' if problem.n > 1 else ''}{100 * least:.3g}%"
-    words += f" attention gives {favoured} {share} of the weight{' each' if problem.n > 1 else ''}"
-    if limit.is_limit and problem.keys.norm(path.prompt) > 0 and np.isfinite(limit.solution.margin):
+    weights = objective.forward(path.prompt).weights
+    largest = weights.max(axis=-1, keepdims=True)
+    level = np.vectorize(_percent)(weights) == np.vectorize(_percent)(largest)  # what reads alike is named together
+    share = "over 99.9%" if largest.min() > 0.999 else f"{'at least ' if problem.n > 1 else ''}{_percent(largest.min())}"
+    words += f" attention gives {names_of(level)} {share} of the weight{' each' if level.sum() > 1 else ''}"
+    if (level & ~limit.chosen).any():
+        words += "; some of these are level, and to which of them training goes on, if to any, this run does not tell"
+        return {"selected": path.selected.tolist(), "words": f"{words}."}
+    if limit.is_limit and np.isfinite(limit.solution.margin):
         off = np.degrees(angle(problem.keys, path.prompt, limit.solution.vector))
         settles = "" if limit.is_global else "but training can settle there, "
         whose = "their" if limit.chosen.sum() > 1 else "its"
@@ -153,6 +167,10 @@ def _train_prompt(problem: TokenProblem) -> dict[str, Any]:
     else:
         words += "; that is no place to settle: it has further to go, or rests"
     return {"selected": path.selected.tolist(), "words": f"{words}."}
+
+
+def _percent(weight: float) -> str:
+    return f"{100 * weight:.3g}%"
 
 
 def _how_good(problem: TokenProblem, limit: LimitDirection) -> str:

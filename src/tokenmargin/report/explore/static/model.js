@@ -44,15 +44,14 @@ function evenly(plane, path, view, count) {
 
 const BESIDE = 1e-9; // of a start's size: what lies nearer to a border than this, rounding may carry across
 
-/** The limits at which starts end that lie a billionth to either side of a start; -1 for none. */
-function endsBeside(plane, limits, state, unit) {
+/** The other limits at which starts end that lie a billionth to either side of one that ends at `own`; -1 for none. */
+function endsBeside(plane, limits, state, unit, own, follow) {
   const size = BESIDE * (Math.hypot(...state.start) + unit);
   if (!plane.field(...state.start)) return [];
   return [size, -size].map((off) => [state.start[0] - off * plane.v, state.start[1] + off * plane.u]).map((start) => {
-    const begin = state.method === "flow" ? start : descend(plane, start, state).at(-1);
-    const { points, stop } = flow(plane, begin, { untilNorm: 1e4 * unit, tolerance: 1e-5, maxSteps: 400 }), end = limitReached(plane, limits, ...points.at(-1));
-    return end < 0 && stop === "steps" ? null : end; // not followed far enough to be told
-  }).filter((end) => end !== null);
+    const { points, stop, finite } = flow(plane, state.method === "flow" ? start : descend(plane, start, state).at(-1), follow), end = limitReached(plane, limits, ...points.at(-1));
+    return end < 0 && stop !== "flat" && !finite ? own : end; // else it is not followed far enough to be told
+  }).filter((end) => end !== own);
 }
 
 /**
@@ -60,14 +59,14 @@ function endsBeside(plane, limits, state, unit) {
  * where starts beside it end elsewhere (never asked while something moves), the limits of those.
  */
 export function runOf(plane, limits, state, view, { moving = false, fine = false } = {}) {
-  const far = (moving ? 1e4 : FAR) * view.unit, tolerance = moving ? 1e-5 : fine ? 1e-9 : 1e-7;
+  const follow = { untilNorm: (moving ? 1e4 : FAR) * view.unit, tolerance: moving ? 1e-5 : fine ? 1e-9 : 1e-7, maxSteps: moving ? 400 : 3000 };
   const byFlow = state.method === "flow";
   const points = byFlow ? [state.start] : descend(plane, state.start, { method: state.method, step: state.step, steps: state.steps });
-  const path = flow(plane, points.at(-1), { untilNorm: far, tolerance, maxSteps: moving ? 400 : 3000 });
+  const path = flow(plane, points.at(-1), follow);
   const { kept, points: dense } = evenly(plane, path, view, byFlow ? FRAMES : 80);
   const last = path.points.at(-1), shown = byFlow ? kept : points;
   const end = path.stop === "flat" && path.points.length < 2 ? -1 : limitReached(plane, limits, ...last);
-  const beside = moving ? [] : endsBeside(plane, limits, state, view.unit).filter((other) => other !== end);
+  const beside = moving ? [] : endsBeside(plane, limits, state, view.unit, end, follow);
   return {
     points: shown,
     beyond: byFlow ? [] : kept,

@@ -88,6 +88,7 @@ function aboutOwn({ shape: [n, T, d], unit, verdict }) {
   const what = `${own.name || "An example"}: ${n} input${n > 1 ? "s" : ""} of ${T} token${T > 1 ? "s" : ""} in ${d} dimension${d > 1 ? "s" : ""}.`;
   if (d <= 2) return what;
   if (verdict.status === "optimal" && unit[0]) return `${what} Across is p, so that the band and the margin are true; up is the direction in which the tokens differ most.`;
+  if (verdict.status !== "infeasible") return what;
   return `${what} Seen in the plane in which the differences that refute the selection spread most; there, too, they add up to zero.`;
 }
 
@@ -104,8 +105,8 @@ function showEvidence({ status, margin, residual, evidence, cone }) {
 function showOverview() {
   const { overview } = own;
   $("own-words").replaceChildren(...(overview?.words ?? ["Training on it …"]).map((textContent) => element("p", { textContent })));
-  const rows = (overview?.limits ?? []).map(({ selected, margin, gmm }, k) => {
-    const badge = element("span", { className: "badge", textContent: gmm ? "★" : k + 1, ariaHidden: "true" }), names = selected.map((t, i) => nameOf(i, t)).join(" ");
+  const rows = (overview?.limits ?? []).map(({ selected, sets, margin, gmm }, k) => {
+    const badge = element("span", { className: "badge", textContent: gmm ? "★" : k + 1, ariaHidden: "true" }), names = sets.map((set, i) => set.map((t) => nameOf(i, t)).join("+")).join(" ");
     badge.style.background = disc.c.limit(gmm ? 0 : 1);
     const row = element("button", { className: "limit", title: "Ask for its certificate" }, badge, element("b", { textContent: names }), element("small", { textContent: `margin ${margin.toPrecision(3)}` }));
     row.dataset.limit = k;

@@ -1,5 +1,6 @@
 // The picture in words. Every sentence is made from the numbers of the run that is drawn.
 
+import { placesOf } from "./limits.js";
 import { nameOf, sharedScores } from "./plane.js";
 
 export const listed = (items) => (items.length > 1 ? `${items.slice(0, -1).join(", ")} and ${items.at(-1)}` : items[0] ?? "none");
@@ -16,6 +17,7 @@ export const short = (x) => {
   const [front, power] = x.toExponential(1).split("e");
   return `${minus(front)}·10${raised(Number(power))}`;
 };
+const lossText = (loss) => (Math.abs(loss) < 1e-3 || Math.abs(loss) >= 1e4 ? short(loss) : minus(loss.toFixed(4)));
 const degrees = (radians) => `${short(+((radians * 180) / Math.PI).toPrecision(2))}°`;
 /** A part of the disc in whole percent; what rounds to all or to nothing is not said to be so. */
 const partOf = (part) => (part < 1 - 1e-9 && part >= 0.995 ? "over 99%" : part > 0 && part < 0.005 ? "under 1%" : `${Math.round(100 * part)}%`);
@@ -81,10 +83,11 @@ const goodness = (limit) => (limit.global ? (limit.only ? "the best" : "as good 
 
 /** How many selections are possible, and how many of them are places to settle. */
 export function countWords({ limits, inputs, arcs }) {
-  const all = inputs.reduce((product, { tokens }) => product * tokens.length, 1);
-  if (all === 1) return "There is one way to choose.";
-  const places = limits.length === 0 ? "none is a place" : limits.length === 1 ? "one is a place" : `${limits.length} are places`, names = limits.slice(0, 4).map((limit) => tokensOf(limit.sets)).join("; ");
-  return `Of ${all} ways to choose, ${arcs} can be selected by a direction; ${places} to settle${names ? `: ${names}` : ""}${limits.length > 4 ? `; and ${limits.length - 4} more` : ""}.${limits.open.length ? ` ${nowhere({ open: limits.open }, inputs)}` : ""}`;
+  const places = inputs.map((input) => placesOf(input).length), all = places.reduce((product, count) => product * count, 1);
+  const copies = places.some((count, i) => count < inputs[i].tokens.length) ? " (copies count as one)" : "";
+  if (all === 1) return `There is one way to choose${copies}.`;
+  const settle = limits.length === 0 ? "none is a place" : limits.length === 1 ? "one is a place" : `${limits.length} are places`, names = limits.slice(0, 4).map((limit) => tokensOf(limit.sets)).join("; ");
+  return `Of ${all} ways to choose${copies}, ${arcs} can be selected by a direction; ${settle} to settle${names ? `: ${names}` : ""}${limits.length > 4 ? `; and ${limits.length - 4} more` : ""}.${limits.open.length ? ` ${nowhere({ open: limits.open }, inputs)}` : ""}`;
 }
 
 /** Where the run is, and what it has lowered. */
@@ -95,7 +98,7 @@ export function trainingWords({ plane, run, frame, limits, state, inputs }) {
     const lead = leading(row);
     return `${listed(lead.map((t) => nameOf(i, t)))} ${verb(lead, "has", "have")} ${share(row[lead[0]], row.length === 1)}${verb(lead, "", " each")}`;
   });
-  const now = `${where}, loss ${run.risk[frame].toFixed(4)}; ${listed(leads.slice(0, 3))} of the weight${leads.length > 3 ? `, and so on in ${leads.length - 3} more` : ""}.`;
+  const now = `${where}, loss ${lossText(run.risk[frame])}; ${listed(leads.slice(0, 3))} of the weight${leads.length > 3 ? `, and so on in ${leads.length - 3} more` : ""}.`;
   return frame < end ? now : `${now} ${endWords({ run, limits, state, inputs })}`;
 }
 
@@ -157,7 +160,7 @@ export function proofWords({ verdict, limits, inputs }) {
   if (verdict.status === "inaccurate") return `Whether a direction selects ${names} is too close to call in double precision.`;
   if (verdict.status === "infeasible") {
     if (verdict.evidence.some(({ row }) => row[0] === 0 && row[1] === 0)) return `No direction selects ${names} alone: another token lies at the same place.`;
-    const sum = verdict.evidence.map(({ token: [i, t], weight }) => `${+weight.toFixed(3)} (${nameOf(i, verdict.selected[i])} − ${nameOf(i, t)})`).join(" + ");
+    const sum = verdict.evidence.map(({ token: [i, t], weight }) => `${short(weight)} (${nameOf(i, verdict.selected[i])} − ${nameOf(i, t)})`).join(" + ");
     return `No direction selects ${names}: ${sum} = 0, and no p can make zero positive.`;
   }
   const { neighbours, higher, level } = verdict, held = verdict.evidence.map(({ token }) => token), touch = neighbours.filter(([i, t]) => !held.some(([j, u]) => j === i && u === t));
