@@ -74,7 +74,7 @@ def matrix_problem(seed: int) -> TokenProblem:
 )  # fmt: skip
 def test_a_hundred_steps_are_those_of_torch(ours: AbstractMethod, theirs: str, settings: dict, seed: int) -> None:
     """Automatic differentiation and torch's own optimisers, while the gradients are large."""
-    torch = pytest.importorskip("torch", reason="torch is not installed (pip install 'tokenmargin[training]')")
+    torch = pytest.importorskip("torch", reason="torch is not installed (pip install 'tokenmargin[train]')")
     problem = problem_of(seed)
     start = 0.3 * np.random.default_rng(seed).standard_normal(10)
     keys, scores = torch.tensor(problem.keys.tokens), torch.tensor(problem.scores)

@@ -98,7 +98,7 @@ def evolve_many(
     rng: Rng | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> BatchResult:
-    """Run `method` on every problem from each of its starts; the same numbers as `evolve`, all runs at once.
+    """Run `method` on every problem from each of its starts; the steps of `evolve` to rounding, all runs at once.
 
     **Arguments**
     - `problems`: all with the same number of inputs; any dimension, either geometry, shorter inputs masked.

@@ -334,7 +334,8 @@ def flow(
       geometry; or a factored one.
     - `start`: first point; the objective's own start by default.
     - `until_norm`: length of the parameter at which to stop; 1e8 by default, 1e4 for a factored one, whose logits
-      grow with its square. Where keys differ by less than 1e-3 or more than 1e3, it is 1e8 over their difference.
+      grow with its square. Where the longest difference of two keys is below 2^-10 or above
+      2^10, it is 1e8 of a unit, a power of two, in which that is of order one.
     - `events`: what to watch for; see `tokenmargin.dynamics.events`.
     - `settings`: tolerance, coupling of the blocks, step limit.
     - `progress`: called with the norm after each step of the solver.

@@ -116,7 +116,8 @@ def atlas(
       equals are not searched.
     - `budget`: largest number of max-margin problems to solve. When it is spent the answer is partial: `complete` is
       False, the listed limits are proven, others may be missing. Highest scores are explored first.
-    - `loss`: logistic by default; it matters only where several inputs share a difference of two keys.
+    - `loss`: logistic by default; it matters where a neighbour scores higher and differences of keys are shared or
+      depend on one another linearly, and beside ties of equals: it says how much each input pulls.
     - `progress`: called with the number of selections decided, after every block.
 
     >>> from tokenmargin.problem.instances import figure8

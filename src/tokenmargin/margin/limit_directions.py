@@ -71,8 +71,9 @@ def limit_direction(
 ) -> LimitDirection:
     """The direction of a selection, solved, certified and named.
 
-    The `loss` (logistic by default) matters only where several inputs share a difference of two keys: it says how much
-    each of them pulls. The `norm` is the one in which the direction is shortest: l2 for gradient descent.
+    The `loss` (logistic by default) matters where a neighbour scores higher and differences of keys are shared or
+    depend on one another linearly, and beside ties of equals: it says how much each input pulls. The `norm` is the one
+    in which the direction is shortest: l2 for gradient descent.
 
     >>> line = TokenProblem.of([[[1.0], [-1.0], [0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
     >>> limit_direction(line, [1]).solution.vector, limit_direction(line, [1]).kind

@@ -5,8 +5,8 @@ What the theory needs of the tokens is a linear map to logits, its adjoint, and 
     logits(p)[i, t] = <k_it, p>,    pullback(w) = sum_it w_it k_it,    inner(p, q) = <p, q>.
 
 `Coordinates` holds the m x d array of vectors; a parameter is a d-vector. `Gram` holds only the m x m inner
-products; a parameter is its m coefficients on the dictionary. Every algorithm of the package is written once,
-against this interface, so it runs on both, and on dimensions that no array could hold.
+products; a parameter is its m coefficients on the dictionary. Every algorithm that asks for no coordinates is
+written once, against this interface, so it runs on both, and on dimensions that no array could hold.
 
 A vocabulary shared by all inputs costs its own size and not n x T x d. A dictionary may also hold rows that no
 token points to: that is how a start or a head outside the span of the tokens gets a place in a Gram matrix.

@@ -139,7 +139,7 @@ def regularisation_path(
     - `rng`: for the random starts.
     - `starts`: random starts at each radius up to 50.
     - `directions`: directions to start from as well, at every radius. Random starts can miss the branch of a minimum
-      that attracts few of them; with the directions of a complete atlas no limit is missed.
+      that attracts few of them; the directions of an atlas bring it in.
     - `progress`: called with the share of the radii done.
 
     >>> from tokenmargin.objective.attention import PromptObjective
