@@ -141,7 +141,7 @@ def token_table(
     }
     if not two:
         columns["class"] = classes[own]
-    # The influence is the standard deviation, over texts with a known token (and times their share of all texts), of the
+    # The influence is the standard deviation, over texts with a known token (times their share of all texts), of the
     # token's average contribution, there or not. So a word that stands nearly everywhere has little, whatever its
     # contribution: it tells few texts from others.
     share = np.clip(columns["count"] / max(int(found.selected.sum()), 1), 1e-12, 1.0)
