@@ -9,6 +9,7 @@ from itertools import pairwise
 import mpmath
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from scipy.optimize import approx_fprime, minimize
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
@@ -18,6 +19,7 @@ from tests.oracles.rounding import rounding
 
 from tokenmargin.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.solver import naive_bayes
+from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import read_tokens
 from tokenmargin.data.pipeline import Pipeline, prepare
 from tokenmargin.data.sentences import OPINIONS, make_sentences
@@ -48,6 +50,31 @@ def plain_decision(model, text):
     return (
         weights.intercept[0] + e @ weights.values[ids, 0] / (np.exp(weights.sink_logit) + e.sum()) ** weights.exponent
     )
+
+
+def test_an_even_decision_is_the_same_everywhere():
+    """Words that say as much for one class as for the other: f is rounding, and all answers take one side of it."""
+    rng = np.random.default_rng(1)
+    halves = [rng.integers(0, 4, rng.integers(1, 5)).tolist() for _ in range(40)]
+    texts = [" ".join(f"{side}{k}" for k in half) for half in halves for side in "pq"]
+    given = {"loss": "log", "start_power": 0.5, "exponent": 0.5, "value_penalty": 1.0, "repeats": False}
+    model = TokenSelectionClassifier(validation_fraction=0.0, **given).fit(texts, ["a", "b"] * 40)
+    even = [" ".join(rng.permutation([f"{side}{k}" for k in half for side in "pq"])) for half in halves]
+    decided, chances = model.predict(even), model.predict_proba(even)
+    assert (np.abs(model.decision_function(even)) < ADDED).all()
+    assert np.array_equal(model.classes_[chances.argmax(1)], decided)
+    found = model.explain(even)
+    assert np.array_equal(found.labels, decided)
+    assert np.array_equal(found.decisions, model.decision_function(even))
+    np.testing.assert_allclose(found.sums, found.decisions, rtol=0, atol=ADDED)
+
+
+def test_a_text_of_faint_tokens_is_decided_by_them():
+    """900 below the largest logit of the model e^a is no double: the largest of the text itself is what counts."""
+    model = TokenModel(np.array([0.0, -900.0]), np.array([[1.0], [2.0]]), -1800.0, np.zeros(1), np.zeros(1), 1.0)
+    presence = sp.csr_matrix([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    assert model.decide(presence).ravel().tolist() == [1.0, 2.0, 0.0]
+    assert model.contributions(presence, np.zeros(3, int)).toarray().tolist() == [[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, "auto"])

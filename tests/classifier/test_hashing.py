@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from sklearn.base import clone
+from tests.oracles.rounding import rounding
 
 from tokenmargin._files import file_digest
 from tokenmargin.classifier import ModelFileError, TokenSelectionClassifier, load_model, save_model
@@ -99,6 +100,26 @@ def test_a_sample_does_not_grow_and_is_the_same_whatever_the_parts(data):
         gap = np.abs(parts.decision_function(sample) - same.decision_function(sample)).max()
         # The tolerance as above, with weights of 62 together at most. Words of dropped texts are no longer known.
         assert gap < 2 * (124e-13) ** 0.5
+
+
+def test_copies_in_parts_count_as_texts(data):
+    """The table of a model fitted in parts counts every copy, as that of one fitted whole does."""
+    texts, labels = data
+    given = np.r_[np.arange(160), np.arange(0, 160, 3), np.arange(5)]
+    parts = TokenSelectionClassifier(random_state=0)
+    whole = clone(parts).fit([texts[row] for row in given], labels[given])
+    parts.set_params(vocabulary=whole.vocabulary_.words)
+    for rows in np.array_split(given, 4):
+        parts.partial_fit([texts[row] for row in rows], labels[rows], classes=["-1", "1"])
+    assert (parts.n_texts_, parts.n_duplicates_) == (len(given), whole.n_duplicates_)
+    for name in ("texts", "occurrences"):
+        assert np.array_equal(getattr(parts.token_statistics_, name), getattr(whole.token_statistics_, name))
+    assert parts.token_statistics_.selected.sum() == whole.token_statistics_.selected.sum() == len(given)
+    decided = [texts[row] for row in given]
+    start = (parts.explain(decided).baselines + parts.explain(decided).shifts).mean()
+    # Sums over some two hundred texts of numbers of size up to ten.
+    added = parts.token_statistics_.contributions.sum() + start
+    assert added == pytest.approx(parts.decision_function(decided).mean(), abs=rounding(5000, 10))
 
 
 def test_class_weights_count_in_every_part(data):

@@ -53,6 +53,13 @@ def test_planted_words_are_told_with_their_kind():
     assert np.isnan(found["asis"].elsewhere.share)
 
 
+def test_copies_are_no_evidence():
+    """Thirty copies of one text say of its word no more than one."""
+    texts = ["dull film"] * 30 + ["good good film"] * 30 + ["good film"] * 20
+    labels, shops = ["bad"] * 30 + ["good"] * 50, ["a"] * 30 + ["b"] * 50
+    assert found_in(texts, labels, shops) == {}
+
+
 def test_nothing_is_told_where_nothing_is():
     """Forty words and no plant, five times: at 5% over all words few of five may tell one."""
     told = 0

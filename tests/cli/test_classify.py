@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from tokenmargin.classifier import TokenSelectionClassifier, save_model
 from tokenmargin.cli import main
 
 
@@ -17,7 +18,13 @@ def reviews(tmp_path):
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["review", "sentiment"])
-        writer.writerows([["a fine, fine day", "good"], ["dull and grey", "bad"]] * 30)
+        some = [
+            ["a fine, fine day", "good"],
+            ["dull and grey", "bad"],
+            ["fine weather", "good"],
+            ["dull, dull sky", "bad"],
+        ]
+        writer.writerows(some * 15)
     return path
 
 
@@ -26,6 +33,18 @@ def model(reviews, tmp_path):
     folder = tmp_path / "model"
     assert main(["fit", str(reviews), "--text", "review", "--label", "sentiment", "--out", str(folder)]) == 0
     return folder
+
+
+def test_words_that_are_one_to_the_model_share_a_row(tmp_path, capsys):
+    """Under stems the loss of one form is that of all: what is said of a row is what comes of deleting it."""
+    texts = ["loved the film", "loves this movie", "hated films", "hates movies", "loved it", "hated it"] * 8
+    paper = TokenSelectionClassifier("paper", random_state=0).fit(texts, ["p", "p", "n", "n", "p", "n"] * 8)
+    folder, text = str(save_model(paper, tmp_path / "stems")), "She loved, loves and hates films"
+    assert main(["explain", folder, text]) == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("loved")]
+    assert row[:2] == ["loved,", "loves"]
+    lost = paper.decision_function([text, "She and hates films"])
+    assert row[3] == f"{lost[0] - lost[1]:+.2f}"
 
 
 def test_fit_predict_explain_report(model, reviews, tmp_path, capsys):

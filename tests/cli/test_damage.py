@@ -186,7 +186,7 @@ def test_streams_that_are_closed_lead_nowhere(tmp_path, command, closed, printed
 @pytest.mark.skipif(os.name != "posix", reason="names of files are bytes")
 def test_a_folder_whose_name_is_not_utf8(tmp_path) -> None:
     rows = tmp_path / "rows.csv"
-    rows.write_text("text,label\n" + "a good film,1\na bad film,0\n" * 8)
+    rows.write_text("text,label\n" + "a good film,1\na bad film,0\ngood,1\nbad,0\n" * 4)
     model = Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xf6del"))
     program = [sys.executable, "-m", "tokenmargin"]
     fit = [*program, "fit", rows, "--out", model, "--min-count", "1"]
@@ -199,7 +199,7 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="modes")
 def test_what_is_for_the_owner_alone_stays_so(tmp_path) -> None:
     rows = tmp_path / "rows.csv"
-    rows.write_text("text,label\n" + "a good film,1\na bad film,0\n" * 8)
+    rows.write_text("text,label\n" + "a good film,1\na bad film,0\ngood,1\nbad,0\n" * 4)
     for mask, mode in ((0o077, 0o600), (0o022, 0o644)):
         before = os.umask(mask)
         try:

@@ -101,3 +101,25 @@ def test_mistakes_are_explained(capsys, tmp_path, monkeypatch, arguments, code, 
     assert found == code
     assert message in err
     assert out == ""
+
+
+def test_what_training_prints_is_so(capsys, tmp_path):
+    """Few tokens: none is most positive whose product is negative, none most selected that never is, and no nan%."""
+    rows, prepared = tmp_path / "rows.csv", str(tmp_path / "rows.safetensors")
+    rows.write_text("text,label\n" + "good film,1\nbad film,0\n" * 8 + "good\u2003bad film,1\n")
+    assert run(capsys, "prepare", str(rows), "--out", prepared)[0] == 0
+    settings = ("--dimension", "4", "--rate", "0.05", "--epochs", "20")
+    code, out, _ = run(capsys, "train", prepared, "--out", str(tmp_path / "run"), *settings, "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert all(row["selected"] > 0 for row in report["most selected"])
+    assert sum(row["selected"] for row in report["most selected"]) == 17
+    assert all(row["E.v"] > 0 for row in report["most positive"])
+    assert all(row["E.v"] < 0 for row in report["most negative"])
+    assert len(report["most positive"]) + len(report["most negative"]) == 3
+    rows.write_text("text,label\ngood,1\nbad,0\ngood bad,1\n")
+    assert run(capsys, "prepare", str(rows), "--out", prepared)[0] == 0
+    code, out, _ = run(capsys, "train", prepared, "--out", str(tmp_path / "few"), *settings)
+    assert code == 0
+    assert "nan" not in out
+    assert "sign of E.v clear of no token" in out

@@ -16,11 +16,13 @@ from tokenmargin.data.sentences import make_sentences
 from tokenmargin.report.figures import save_figure
 from tokenmargin.report.model_evidence import (
     PartsFound,
+    compared_rows,
     example,
     in_plain_words,
     mix_ups,
     part_rows,
     sure_examples,
+    trust_rows,
 )
 from tokenmargin.report.model_page import ModelReport, model_figures, write_model_report
 
@@ -100,6 +102,48 @@ def test_all_models_are_judged_on_the_same_texts(report):
     assert gap == pytest.approx(trust.models[0].accuracy - trust.models[2].accuracy, abs=1e-15)
     assert half >= 0
     assert not set(held.surest_errors(5)) & set(np.flatnonzero(right))
+
+
+def test_copies_are_held_out_together_and_count_once():
+    """Random labels on texts that stand many times, some with both labels: none is learned from and tested on."""
+    rng = np.random.default_rng(2)
+    some = [" ".join(rng.choice([f"w{k}" for k in range(9)], 4)) for _ in range(30)]
+    rows = np.r_[np.repeat(np.arange(30), rng.integers(1, 9, 30)), np.arange(10)]
+    texts, labels = [some[row] for row in rows], rng.integers(0, 2, len(rows)).astype(str)
+    model = TokenSelectionClassifier(random_state=0).fit(texts, labels)
+    for seed in range(3):
+        trust = run_trust_tests(model, texts, labels, rng=np.random.default_rng(seed))
+        held = [(texts[row], labels[row]) for row in trust.held.rows]
+        assert len(held) == len(set(held)) > 0
+        words = {text for text, _ in held}
+        assert trust.held.model.n_texts_ == sum(text not in words for text in texts)
+        assert sum(label == "0" for text, label in set(zip(texts, labels, strict=True)) if text in words) == (
+            trust.held.confusion[0].sum()
+        )
+    two = ["good film"] * 20 + ["bad film"] * 20
+    model = TokenSelectionClassifier().fit(two, ["x"] * 20 + ["y"] * 20)
+    with pytest.raises(ValueError, match="2 distinct texts are too few"):
+        run_trust_tests(model, two, ["x"] * 20 + ["y"] * 20, rng=rng)
+
+
+def test_a_lead_of_five_texts_is_no_lead(report):
+    """Splits that happen to agree have no spread; of ten texts a lead of five may be chance all the same."""
+    ours, *_, usual = report.trust.models
+    ours = replace(ours, accuracies=np.array([0.9, 0.9, 0.9]), texts=10)
+    usual = replace(usual, accuracies=np.array([0.4, 0.4, 0.4]), texts=10)
+    gap, half = ours.lead_over(usual)
+    assert half == gap == 0.5
+    told = in_plain_words(replace(report.trust, models=(ours, usual)), ("negative", "positive"))
+    assert "level with the usual method" in told
+    assert "that may be chance" in told
+    many = replace(ours, texts=1000)
+    told = in_plain_words(replace(report.trust, models=(many, usual)), ("negative", "positive"))
+    assert "better than the usual method" in told
+    absent = replace(usual, accuracies=np.full(3, np.nan), losses=np.full(3, np.nan))
+    rows = compared_rows(replace(report.trust, models=(ours, absent)))
+    assert rows[1][1] == "not fitted"
+    assert "nan" not in str(rows)
+    assert "nan" not in str(trust_rows(replace(report.trust, importance_agreement=np.nan)))
 
 
 def test_words_for_uneven_and_for_many_classes(report):

@@ -22,7 +22,7 @@ from numpy import ndarray as Array
 from threadpoolctl import threadpool_limits
 
 from tokenmargin.classifier.explanation import TokenPart
-from tokenmargin.classifier.token_model import TokenModel
+from tokenmargin.classifier.token_model import TokenModel, decided_classes
 from tokenmargin.classifier.vocabulary import EncodedTexts, segment_max, segment_sum
 from tokenmargin.engines import usable_cores
 
@@ -54,7 +54,7 @@ def attribute_texts(
     """f of every column, and those arrays of `Explanations` that follow from the tokens.
 
     **Arguments**
-    - `column`: the column to explain; None for the one with the largest f.
+    - `column`: the column to explain; None for that of the class decided on.
     """
     n, offsets, segment = encoded.n, encoded.words.offsets, encoded.segment
     logits, shares, log_Z = logits_and_shares(encoded, model)
@@ -62,20 +62,17 @@ def attribute_texts(
     _, token_values = model.padded_arrays
     # The weight e^a / Z^g of a token is its softmax share e^a / Z times this.
     amount = np.exp((1 - model.exponent) * log_Z)
-    evidence = np.zeros((n, len(model.intercept)))
-    for k in range(evidence.shape[1]):
-        for ids, share in zip(encoded.levels, shares, strict=True):
-            evidence[:, k] += segment_sum(share * token_values[ids, k], offsets)
-    evidence *= amount[:, None]
     known = np.isfinite(first)
-    outputs = np.where(known[:, None], model.intercept + evidence, model.prior)
-    columns = outputs.argmax(axis=1) if column is None else np.full(n, column)
+    outputs = model.decide(encoded.presence(len(model.logits), repeats=model.repeats))  # what `predict` decides by
+    columns = np.full(n, column)
+    if column is None:
+        columns = decided_classes(outputs) if outputs.shape[1] > 1 else np.zeros(n, int)
     at = columns[segment] if outputs.shape[1] > 1 else 0
     scale = amount[segment]
     parts = [share * token_values[ids, at] * scale for ids, share in zip(encoded.levels, shares, strict=True)]
     chosen = _select_tokens(encoded, logits, first)
     rows = np.arange(n)
-    lost = deletion_effects(encoded, model, shares, columns, (evidence[rows, columns], outputs[rows, columns]), log_Z)
+    lost = deletion_effects(encoded, model, shares, columns, outputs[rows, columns], log_Z)
     words = merge_pieces(encoded, (_share_among_words(shares), _share_among_words(parts)), chosen)
     return outputs, chosen | words | {
         "effects": lost,
@@ -238,13 +235,13 @@ def original_words(encoded: EncodedTexts) -> Bool[Array, " pieces"]:
 
 def deletion_effects(
     encoded: EncodedTexts, model: TokenModel, shares: list[Array], columns: Int[Array, " n"],
-    decided: tuple[Float[Array, " n"], Float[Array, " n"]], log_Z: Float[Array, " n"],
+    decided: Float[Array, " n"], log_Z: Float[Array, " n"],
 ) -> Float[Array, " words"]:  # fmt: skip
     """For every word of every text, f less the f of the text without that word.
 
     **Arguments**
     - `shares`: for each level the share of the attention of the token that begins at each piece.
-    - `columns`: for each text the column that is explained. `decided`: the F and the f of that column.
+    - `columns`: for each text the column that is explained. `decided`: the f of that column.
     - `log_Z`: of each text.
     """
     new, segment = original_words(encoded), encoded.segment
@@ -263,14 +260,13 @@ def deletion_effects(
         gone += np.bincount(kind, share[at] * values[ids[at], columns[segment[at]]], len(rho))
     known = np.sum([segment_sum(share, encoded.words.offsets) for share in shares], axis=0)[text_of]
     gone *= np.exp((1 - model.exponent) * log_Z[text_of])
-    without = (
-        model.intercept[columns][text_of] + (decided[0][text_of] - gone) / np.maximum(1 - rho, 1e-300) ** model.exponent
-    )
+    start = model.intercept[columns][text_of]
+    without = start + (decided[text_of] - start - gone) / np.maximum(1 - rho, 1e-300) ** model.exponent
     crowded = np.flatnonzero((rho > NEARLY_ALL) | (rho > known * (1 - 1e-9)))  # little or nothing is left
     lost = [_entries_of_kinds(at, kind, crowded) for at, kind in pairs]
     for row, *of_level in zip(crowded.tolist(), *lost, strict=True):
         without[row] = _output_without(encoded, model, of_level, int(text_of[row]), columns)
-    effects = np.where(rho > 0, decided[1][text_of] - without, 0.0)
+    effects = np.where(rho > 0, decided[text_of] - without, 0.0)
     return effects[kinds][new]
 
 

@@ -223,8 +223,8 @@ class TokenSelectionClassifier(FittedClassifier):
             )
         with threadpool_limits(1, user_api="blas"):
             fit = fit_from(data, self.chosen_, self._settings(), changes, self.max_iter)
-        self._set_fitted(fit._replace(losses=[*self.loss_curve_, *fit.losses]), data.matrix, data.codes)
-        self.n_texts_, self.n_texts_kept_ = seen.met, len(seen.chance)
+        self._set_fitted(fit._replace(losses=[*self.loss_curve_, *fit.losses]), data.matrix, data.codes, seen.times)
+        self.n_texts_, self.n_texts_kept_, self.n_duplicates_ = seen.met, len(seen.chance), seen.copies
         return self
 
     def _learn_words(self, words: Words, weight: Array | None) -> tuple[Vocabulary | HashedVocabulary, EncodedTexts]:
@@ -267,9 +267,9 @@ class TokenSelectionClassifier(FittedClassifier):
             self.progress,
         )  # fmt: skip
 
-    def _set_fitted(self, fit: Fit, counts: sp.csr_matrix, codes: Array) -> None:
-        """Set the attributes that every fit sets, given how often each text holds each token."""
+    def _set_fitted(self, fit: Fit, counts: sp.csr_matrix, codes: Array, times: Array | None = None) -> None:
+        """Set the attributes that every fit sets, given how often each text holds each token, and the texts' copies."""
         self.token_model_, self.loss_curve_, self._fit = fit.model, fit.losses, fit
         self.n_iter_, self.n_texts_ = len(fit.losses), len(codes)
-        self.token_statistics_ = token_statistics(counts, codes, len(self.classes_), fit.model)
+        self.token_statistics_ = token_statistics(counts, codes, len(self.classes_), fit.model, times)
         self.__dict__.pop("token_importance_", None)

@@ -1,8 +1,8 @@
 """Find words that decide in one part of the texts only: there they may be a shortcut, elsewhere they mislead.
 
 In each part (a source, a year, short texts) the texts with and without a token, of a class and of the others, make a
-table of four counts. It has a log odds ratio and a variance (1/2 is added to each count). A token is reported if it is
-of one of three kinds, at a level of 5% over all tokens and parts:
+table of four counts, in which copies of a text count once. It has a log odds ratio and a variance (1/2 is added to each
+count). A token is reported if it is of one of three kinds, at a level of 5% over all tokens and parts:
 
 - `confined`: nearly all texts that hold it are of one part, and there it tells the classes apart;
 - `one-sided`: it tells the classes apart in one part, while in the others it says nothing or the opposite;
@@ -21,6 +21,7 @@ from numpy import ndarray as Array
 from scipy.stats import norm
 
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.fitting import document_numbers
 from tokenmargin.classifier.tokenizers import read_tokens
 
 LEAST_TEXTS, MOST_TOKENS = 10, 2000  # tokens in fewer texts are left out; of the others the most influential are tested
@@ -109,7 +110,10 @@ def confined_tokens(
     columns = np.array([row_of[name] for name in table["token"][often]])
     two = len(model.classes_) == 2
     own = np.ones(len(often), int) if two else np.searchsorted(model.classes_, table["class"][often])
-    counts = _counts(model.transform(documents)[:, columns], codes, division, own, len(model.classes_))
+    kinds = np.stack([document_numbers(documents), codes, division.of])
+    once = np.sort(np.unique(kinds, axis=1, return_index=True)[1])
+    presence = model.transform([documents[row] for row in once.tolist()])[:, columns]
+    counts = _counts(presence, codes[once], division.of[once], parts, own, len(model.classes_))
     bound = float(norm.isf(LEVEL / (2 * len(often) * parts)))
     found = []
     for at, (kind, part) in _name_tokens(counts, bound).items():
@@ -129,15 +133,15 @@ def _side(counts: Float[Array, "2 2"]) -> TokenShares:
 
 
 def _counts(
-    presence: Any, codes: Array, division: TextParts, own: Array, classes: int
+    presence: Any, codes: Array, part_of: Array, parts: int, own: Array, classes: int
 ) -> Float[Array, "parts 2 2 tokens"]:
     """For each part and token, how many texts hold it or not, and are of its class or not."""
     held = presence.copy()
     held.data = np.ones_like(held.data)
-    found = np.empty((len(division.names), 2, 2, len(own)))
+    found = np.empty((parts, 2, 2, len(own)))
     each = np.arange(len(own))
-    for part in range(len(division.names)):
-        inside = [(division.of == part) & (codes == code) for code in range(classes)]
+    for part in range(parts):
+        inside = [(part_of == part) & (codes == code) for code in range(classes)]
         by_class = np.stack([np.asarray(held[mask].sum(0)).ravel() for mask in inside])
         sizes = np.array([mask.sum() for mask in inside])
         hits, all_held = by_class[own, each], by_class.sum(0)

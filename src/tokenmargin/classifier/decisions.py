@@ -56,7 +56,7 @@ class FittedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc, un
         column = np.zeros(len(documents), int)
         if model.values.shape[1] > 1:
             chosen = None if target is None else self._class_number(target)
-            column = model.decide(presence).argmax(1) if chosen is None else np.full(len(documents), chosen)
+            column = decided_classes(model.decide(presence)) if chosen is None else np.full(len(documents), chosen)
         return model.contributions(presence, column)
 
     @property
@@ -135,11 +135,12 @@ class FittedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc, un
         """All tokens, those that move decisions most first.
 
         Columns: `token`; `count` (texts that hold it); `occurrences`; `signed_frequency` (occurrences in texts of its
-        class less those in others, over the occurrences of all tokens: (3) of paper A) and `posterior_difference` (the
-        same over its own occurrences: (37)); `attention_logit` <E, p>; `value` <E, v>; `selected` (texts in which it
-        has the largest logit); `attention` (mean weight over all texts); `contribution` (mean over all texts);
-        `influence` (the spread of its contribution over texts). With two classes its class is the second; with more,
-        `class` names the one that stands out most among the texts that hold it.
+        class less those in others, over the occurrences of all known tokens: (3) of paper A) and `posterior_difference`
+        (the same over its own occurrences: (37)); `attention_logit` <E, p>; `value` <E, v>; `selected` (texts in which
+        it has the largest logit, or the first of the largest); `attention` (mean weight over all texts); `contribution`
+        (mean over all texts); `influence` (the spread over texts of its average contribution, there or not). With two
+        classes its class is the second; with more, `class` names the one that stands out most among the texts that hold
+        it.
         """
         check_is_fitted(self, "token_model_")
         if not hasattr(self, "token_statistics_"):

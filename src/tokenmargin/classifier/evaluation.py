@@ -1,7 +1,8 @@
 """Tests of trust for a report: the model and others on the same splits with the same tokens, and the texts held out.
 
-Copies of a text are always on the same side of a split. The interval of a difference is corrected for splits that share
-training texts (Nadeau and Bengio): the variance over k splits counts 1/k + 1/4 instead of 1/k, as a fifth is held out.
+Copies of a text are always on the same side of a split, and one that is held out counts once. The interval of a
+difference is corrected for splits that share training texts (Nadeau and Bengio): the variance over k splits counts
+1/k + 1/4 instead of 1/k, as a fifth is held out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sklearn.base import ClassifierMixin, clone
 
 from tokenmargin._statistics import spearman
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.fitting import document_numbers, draw_numbers, held_out_mask
+from tokenmargin.classifier.fitting import document_numbers, draw_numbers, held_out_mask, validate
 from tokenmargin.classifier.importance import TokenTable
 from tokenmargin.classifier.tokenizers import join_tokens, read_tokens
 
@@ -30,16 +31,23 @@ DOUBTED = 0.02  # probability of a text's own label
 DELETED_FROM = 1000  # texts of the deletion test
 DELETED = (0, 1, 2, 3, 5, 8, 12, 20)
 COMPARED = 200  # tokens of largest importance whose ranks are compared
+# Of two methods that are equally good, the one that alone is right is either as likely. So even if they differ on five
+# texts alone and all five fall to one of them, that is chance at 5%: 2 / 2^5 is more. Six would be less.
+MAY_BE_CHANCE = 5
 OURS, UNIFORM, LOGISTIC = "this model", "the same with uniform attention", "TF-IDF and logistic regression"
 
 
 @dataclass(frozen=True, eq=False)
 class ModelScores:
-    """A model's accuracy and log loss on the texts held out of each split (NaN where it could not be fitted)."""
+    """A model's accuracy and log loss on the texts held out of each split (NaN where it could not be fitted).
+
+    `texts` says how many different texts were held out, in one split or several.
+    """
 
     name: str
     accuracies: Float[Array, " splits"]
     losses: Float[Array, " splits"]
+    texts: int
 
     @property
     def accuracy(self) -> float:
@@ -47,13 +55,16 @@ class ModelScores:
         return float(self.accuracies.mean())
 
     def lead_over(self, other: ModelScores) -> tuple[float, float]:
-        """Mean difference of the accuracies, and half of its corrected 95% interval."""
+        """Mean difference of the accuracies, and half of its corrected 95% interval.
+
+        Splits that agree do not make it narrower than the lead in texts that may be chance.
+        """
         gaps = self.accuracies - other.accuracies
         k = len(gaps)
         if k < 2:
             return float(gaps.mean()), float("nan")
         half = student.ppf(0.975, k - 1) * np.sqrt((1 / k + HELD / (1 - HELD)) * gaps.var(ddof=1))
-        return float(gaps.mean()), float(half)
+        return float(gaps.mean()), max(float(half), min(MAY_BE_CHANCE / self.texts, 1.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,11 +153,12 @@ def importance_agreement(tables: Sequence[TokenTable]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class TrustTests:
-    """The results of the tests of trust; every number comes from texts held out.
+    """The results of the tests of trust, from texts held out.
 
     **Attributes**
     - `models`: this model first, then the models it is compared with, on the same splits with the same tokens.
-    - `majority`: the share of the most frequent class. `duplicates`: how many texts are copies of others.
+    - `texts`: of how many. `duplicates`: how many of them are copies of others. `majority`: the share of the most
+        frequent class among those that are not.
     - `importance_agreement`: rank correlation of the importance of the leading tokens between the splits.
     """
 
@@ -158,6 +170,11 @@ class TrustTests:
     deletion: DeletionTest
     held: HeldOutTexts
 
+    @property
+    def signal(self) -> bool:
+        """Whether the decisions on the texts held out can be told from guessing."""
+        return validate(self.held.probabilities, self.held.truths, self.held.truths).signal
+
 
 def run_trust_tests(
     model: TokenSelectionClassifier,
@@ -167,7 +184,9 @@ def run_trust_tests(
     rng: np.random.Generator,
     progress: Callable[[str], None] | None = None,
 ) -> TrustTests:
-    """In each split, fit a copy of the model and the references on four fifths of the texts, and test on the rest."""
+    """In each split, fit a copy of the model and the references on four fifths of the distinct texts of each class, and
+    test on the rest.
+    """
     tell = progress or (lambda step: None)
     names = np.array([str(name) for name in model.classes_])
     codes = np.array([int(np.flatnonzero(names == str(label))[0]) for label in labels])
@@ -175,14 +194,20 @@ def run_trust_tests(
     if len(rows) > MOST_TEXTS:
         rows = np.sort(rng.choice(len(rows), MOST_TEXTS, replace=False))
     documents = [texts[row] for row in rows.tolist()]
+    group = document_numbers(documents)
+    once = np.zeros(len(rows), bool)  # one row of each text with each of its labels
+    once[np.unique(group * len(names) + codes[rows], return_index=True)[1]] = True
+    met = np.zeros(len(rows), bool)
     scores: dict[str, list[tuple[float, float]]] = {name: [] for name in (OURS, UNIFORM, LOGISTIC)}
     tables, first = [], None
     for split in range(SPLITS):
         tell(f"split {split + 1} of {SPLITS}")
         held = _split_rows(documents, codes[rows], int(rng.integers(2**31)))
+        tested = held & once
+        met |= tested
         copy = clone(model).set_params(validation_fraction=0.0, random_state=split, progress=None)
-        train, test = ([documents[at] for at in np.flatnonzero(mask)] for mask in (~held, held))
-        y, truths = codes[rows][~held], codes[rows][held]
+        train, test = ([documents[at] for at in np.flatnonzero(mask)] for mask in (~held, tested))
+        y, truths = codes[rows][~held], codes[rows][tested]
         copy.fit(train, y)
         said = _pad_classes(copy, test, len(names))
         scores[OURS].append(_scores(said, truths))
@@ -191,18 +216,21 @@ def run_trust_tests(
         scores[LOGISTIC].append(_logistic(copy, (train, y), (test, truths), len(names)))
         tables.append(copy.token_importance_)
         if first is None:
-            copies = np.flatnonzero(held)[_near_copies(test, train)]
+            copies = np.flatnonzero(tested)[_near_copies(test, train)]
             copy.classes_ = model.classes_[copy.classes_]
-            first = HeldOutTexts(rows[held], truths, said, rows[copies], copy)
+            first = HeldOutTexts(rows[tested], truths, said, rows[copies], copy)
             shown = test[:DELETED_FROM]
     tell("deleting words")
     assert first is not None
-    models = tuple(ModelScores(name, *np.array(found).T) for name, found in scores.items())
+    models = []
+    for name, found in scores.items():
+        accuracies, losses = np.array(found).T
+        models.append(ModelScores(name, accuracies, losses, int(met.sum())))
     return TrustTests(
         texts=len(rows),
-        duplicates=len(rows) - int(document_numbers(documents).max()) - 1,
-        models=models,
-        majority=float(np.bincount(codes).max() / len(codes)),
+        duplicates=len(rows) - int(group.max()) - 1,
+        models=tuple(models),
+        majority=float(np.bincount(codes[rows][once]).max() / once.sum()),
         importance_agreement=importance_agreement(tables),
         deletion=deletion_test(first.model, shown, rng=rng),
         held=first,
@@ -210,13 +238,27 @@ def run_trust_tests(
 
 
 def _split_rows(documents: Sequence[Any], codes: Array, seed: int) -> Array:
-    """A mask of a fifth of the texts that holds out, where it can, one text of every class."""
-    held = held_out_mask(codes, draw_numbers(documents, seed), HELD)
-    for code in np.unique(codes):
-        here = np.flatnonzero(codes == code)
+    """A mask of a fifth of the distinct texts, with their copies, that holds out where it can a text of every class.
+
+    A text with several labels is held out with the class of the smallest.
+    """
+    group = document_numbers(documents)
+    _, first = np.unique(group, return_index=True)
+    chance = draw_numbers([documents[row] for row in first.tolist()], seed)
+    stratum = np.full(len(first), codes.max())
+    np.minimum.at(stratum, group, codes)
+    held = held_out_mask(stratum, chance, HELD)
+    for code in np.unique(stratum):
+        here = np.flatnonzero(stratum == code)
         if not held[here].any() and len(here) > 1:
-            held[here[:1]] = True
-    return held
+            held[here[chance[here].argmin()]] = True
+    mask = held[group]
+    if not mask.any() or len(np.unique(codes[~mask])) < 2:
+        raise ValueError(
+            f"tests of trust hold texts out and learn from the others, which must have two classes; {len(first)} "
+            "distinct texts are too few for that: give more, or none for a page without tests"
+        )
+    return mask
 
 
 def _pad_classes(model: Any, X: Any, k: int) -> Float[Array, "n k"]:

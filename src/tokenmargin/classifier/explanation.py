@@ -3,8 +3,9 @@
 A decision is the sum of the baseline (the base rate of the classes), a shift that every text with known words has, and
 the contributions of the tokens: nothing is estimated. The contribution of a token that occurs several times is divided
 among its occurrences, that of an n-gram among its words. The *effect* of a word is what the decision loses when the
-word is deleted wherever it stands. Contribution and effect may differ in sign, since the attention that a word gives up
-goes to the others. Such a word is shown neither as speaking for the decision nor as speaking against it.
+word is deleted wherever it stands, in every form that is one word to the model. Contribution and effect may differ in
+sign, since the attention that a word gives up goes to the others. Such a word is shown neither as speaking for the
+decision nor as speaking against it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ DOUBLED_ODDS = math.log(2.0)  # words that change the odds by less do not decide
 class WordPart:
     """A word of the text: its characters `start:end`, its share of the attention and of the decision.
 
-    `effect` is what the decision loses without the word; `shown_contribution` is its contribution where the
-    effect has the same sign, and zero where it has not: what may be shown as speaking for or against.
+    `effect` is what the decision loses without the word, in every form that is one word to the model;
+    `shown_contribution` is its contribution where the effect has the same sign, and zero where it has not: what may be
+    shown as speaking for or against.
     """
 
     start: int

@@ -29,7 +29,7 @@ from tokenmargin.classifier.hashing import HashedVocabulary
 from tokenmargin.classifier.importance import TokenStatistics
 from tokenmargin.classifier.input_checks import check_settings
 from tokenmargin.classifier.model_choice import FitChoice, Partner
-from tokenmargin.classifier.token_model import SMALLEST, TokenModel
+from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import NAMED_TOKENIZERS, Tokenizer, describe_tokenizer
 from tokenmargin.classifier.vocabulary import Vocabulary
 from tokenmargin.data.pipeline import Pipeline
@@ -260,13 +260,11 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
 def _in_range(model: TokenModel) -> TokenModel:
     """The model; ValueError if its sums could leave the range of doubles.
 
-    With `top` the largest logit, each token of a text adds at most the largest |b| times `e^((1 - g) top)` to |f|, and
-    the computation uses a factor `e^((1 - g) top) / Z^g`.
+    With `top` the largest logit, each token of a text adds at most the largest |b| times `e^((1 - g) top)` to |f|.
     """
     top = max(float(model.logits.max(initial=0.0)), model.sink_logit)
-    depth = min(top - float(model.logits.min(initial=0.0)), -np.log(SMALLEST))
     size, g = np.log(np.abs(model.values).max(initial=1.0)), model.exponent
-    if not (0 <= g <= 1 and (1 - g) * top + max(size, g * depth) < LARGEST_LOGARITHM):
+    if not (0 <= g <= 1 and (1 - g) * top + size < LARGEST_LOGARITHM):
         raise ValueError("logits and values must be of a size that doubles can add up, and the exponent within 0 and 1")
     return model
 

@@ -55,17 +55,21 @@ def draw_numbers(documents: Sequence[Any], seed: int) -> Array:
 
 
 def _ranks(codes: Int[Array, " n"], chance: Array) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
-    """For each row its rank by chance within its class, counted from 0, and the size of that class."""
+    """For each row the rank of its text by chance among those of its class, counted from 0, and how many those are.
+
+    Rows of equal chance have the same text, and so the same rank: no split comes between them.
+    """
     order = np.lexsort((chance, codes))
-    sizes = np.bincount(codes)
-    first = np.cumsum(sizes) - sizes
+    new = np.ones(len(order), bool)
+    new[1:] = (np.diff(codes[order]) != 0) | (chance[order][1:] != chance[order][:-1])
+    sizes = np.bincount(codes[order][new])
     rank = np.empty(len(codes), np.int64)
-    rank[order] = np.arange(len(codes)) - np.repeat(first, sizes)
-    return rank, sizes[codes]
+    rank[order] = np.cumsum(new) - 1
+    return rank - (np.cumsum(sizes) - sizes)[codes], sizes[codes]
 
 
 def held_out_mask(codes: Int[Array, " n"], chance: Array, fraction: float) -> Bool[Array, " n"]:
-    """A mask of the rows with the smallest chance, the same share of every class."""
+    """A mask of the rows whose texts have the smallest chance, the same share of every class's texts."""
     rank, sizes = _ranks(codes, chance)
     return rank < np.round(fraction * sizes)
 
@@ -203,36 +207,47 @@ class KeptTexts:
     The random number of a text (`chance`) depends on what it says alone. If there are too many texts, those with the
     smallest numbers are kept: a sample in which every distinct text has the same chance, whatever the order of the
     parts. A text that is dropped never comes back, since the largest number kept can only fall; so the weight of a text
-    that is kept counts all its copies. `met` says how many texts there were in all.
+    that is kept counts all its copies, and `times` says how many there were of it. `met` says how many texts there were
+    in all.
     """
 
     data: LabelledTexts
     chance: UInt64[Array, " n"]
+    times: Int[Array, " n"]
     met: int
 
     @staticmethod
     def of(documents: Sequence[Any], data: LabelledTexts, most: int | None) -> KeptTexts:
         """The texts of one part."""
-        return KeptTexts(data, draw_numbers(documents, 0), len(documents))._without_copies(most)
+        once = (data.weight > 0).astype(np.int64)  # a text of weight zero is none
+        return KeptTexts(data, draw_numbers(documents, 0), once, int(once.sum()))._without_copies(most)
 
     def plus(self, other: KeptTexts, most: int | None) -> KeptTexts:
         """The texts of both parts, at most so many."""
-        chance = np.concatenate([self.chance, other.chance])
-        return KeptTexts(join_labelled([self.data, other.data]), chance, self.met + other.met)._without_copies(most)
+        chance, times = (np.concatenate(pair) for pair in ((self.chance, other.chance), (self.times, other.times)))
+        data = join_labelled([self.data, other.data])
+        return KeptTexts(data, chance, times, self.met + other.met)._without_copies(most)
+
+    @property
+    def copies(self) -> int:
+        """How many of the texts, of which one of each is kept, were copies of others."""
+        return int(self.times.sum()) - len(np.unique(self.chance[self.times > 0]))
 
     def _without_copies(self, most: int | None) -> KeptTexts:
-        """Add up the weights of copies, and keep the `most` texts with the smallest numbers, in their order."""
+        """Add up copies and their weights, and keep the `most` texts with the smallest numbers, in their order."""
         order = np.lexsort((self.data.codes, self.chance))
         chance, codes = self.chance[order], self.data.codes[order]
         new = np.ones(len(order), bool)
         new[1:] = (chance[1:] != chance[:-1]) | (codes[1:] != codes[:-1])
         # In `order` the copies of a text follow each other: `number` counts distinct texts, `first` has a row of each.
         first, number = order[new], np.cumsum(new) - 1
-        weight = np.bincount(number, self.data.weight[order], len(first))
+        weight, times = (np.bincount(number, x[order], len(first)) for x in (self.data.weight, self.times))
         rows = np.sort(first[:most])  # in the order in which they came
         place = np.empty(len(self.chance), np.int64)
         place[first] = np.arange(len(first))
-        return replace(self, data=replace(self.data.part(rows), weight=weight[place[rows]]), chance=self.chance[rows])
+        at = place[rows]
+        data = replace(self.data.part(rows), weight=weight[at])
+        return replace(self, data=data, chance=self.chance[rows], times=times[at].astype(np.int64))
 
 
 @dataclass(frozen=True)

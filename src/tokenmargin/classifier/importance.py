@@ -75,28 +75,36 @@ class TokenStatistics:
 
 
 def token_statistics(
-    counts: sp.csr_matrix, codes: Int[Array, " n"], classes: int, model: TokenModel
-) -> TokenStatistics:
-    """Statistics over texts, given how often each text holds each token, and the class of each text."""
+    counts: sp.csr_matrix, codes: Int[Array, " n"], classes: int, model: TokenModel,
+    times: Int[Array, " n"] | None = None,
+) -> TokenStatistics:  # fmt: skip
+    """Statistics over texts, given how often each text holds each token, and the class of each text.
+
+    **Arguments**
+    - `times`: how many copies there are of each text; None for one.
+    """
     (n, m), tokens = counts.shape, counts.indices
+    times = np.ones(n, np.int64) if times is None else times
     logits, text = model.logits[tokens], np.repeat(np.arange(n), np.diff(counts.indptr))
-    texts = np.stack([np.bincount(tokens[codes[text] == c], minlength=m) for c in range(classes)], axis=1)
-    occurrences = np.stack([counts.T @ (codes == c) for c in range(classes)], axis=1)
+    of_class = [times * (codes == c) for c in range(classes)]
+    texts = np.stack([np.bincount(tokens, one[text], m) for one in of_class], axis=1)
+    occurrences = np.stack([counts.T @ one for one in of_class], axis=1)
     largest = segment_max(logits, counts.indptr)
     best = np.flatnonzero(logits == largest[text])  # of several in one text, the first is selected
-    winners = tokens[best[np.unique(text[best], return_index=True)[1]]]
+    chosen = best[np.unique(text[best], return_index=True)[1]]
     top = np.maximum(largest, model.sink_logit)
     share = (counts.data if model.repeats else 1.0) * np.exp(logits - top[text])
     Z = np.bincount(text, share, n) + np.exp(model.sink_logit - top)
     share /= Z[text]
+    share *= times[text]
     amount = share * np.exp((1 - model.exponent) * (np.log(Z) + top))[text]
     parts = [np.bincount(tokens, amount * column[tokens], m) for column in model.values.T]
     return TokenStatistics(
         texts=texts.astype(np.int64),
         occurrences=occurrences.astype(np.int64),
-        selected=np.bincount(winners, minlength=m),
-        attention=np.bincount(tokens, share, m) / max(n, 1),
-        contributions=np.stack(parts, axis=1) / max(n, 1),
+        selected=np.bincount(tokens[chosen], times[text[chosen]], m).astype(np.int64),
+        attention=np.bincount(tokens, share, m) / max(times.sum(), 1),
+        contributions=np.stack(parts, axis=1) / max(times.sum(), 1),
     )
 
 
@@ -133,8 +141,9 @@ def token_table(
     }
     if not two:
         columns["class"] = classes[own]
-    # The influence is the standard deviation over all texts of a contribution that is there or not. So a word that
-    # stands nearly everywhere has little, whatever its contribution: it tells few texts from others.
+    # The influence is the standard deviation, over texts with a known token (times their share of all texts), of the
+    # token's average contribution, there or not. So a word that stands nearly everywhere has little, whatever its
+    # contribution: it tells few texts from others.
     share = np.clip(columns["count"] / max(int(found.selected.sum()), 1), 1e-12, 1.0)
     columns["influence"] = np.abs(columns["contribution"]) * np.sqrt((1 - share) / share)
     order = np.argsort(-columns["influence"], kind="stable")

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from scipy.special import expit, softmax
 
-SMALLEST = 1e-300  # in the place of Z = 0, of a text without a token where there is no sink; it gets the prior
+from tokenmargin.classifier.vocabulary import segment_max
 
 
 def probabilities(outputs: Float[Array, "n k"]) -> Float[Array, "n classes"]:
@@ -33,8 +33,8 @@ def probabilities(outputs: Float[Array, "n k"]) -> Float[Array, "n classes"]:
 
 
 def decided_classes(outputs: Float[Array, "n k"]) -> Int[Array, " n"]:
-    """The number of the class that is decided on, given f."""
-    return (outputs[:, 0] > 0).astype(int) if outputs.shape[1] == 1 else outputs.argmax(1)
+    """The number of the class that is decided on, given f: the one of largest probability, of equal ones the first."""
+    return np.asarray(probabilities(outputs).argmax(1))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,21 +111,29 @@ class TokenModel:
 
     def decide(self, presence: sp.csr_matrix) -> Float[Array, "n k"]:
         """f of each text, for each column of values, given which text holds which token."""
-        e, sink, top = self.exponentials()
-        sums = np.asarray(presence @ e)
-        power = np.exp((1 - self.exponent) * top) / np.maximum(sums[:, -1:] + sink, SMALLEST) ** self.exponent
-        found = self.intercept + sums[:, :-1] * power
+        weights, amount = self._weights(presence)
+        found = self.intercept + np.asarray(weights @ self.values) * amount[:, None]
         found[np.diff(presence.indptr) == 0] = self.prior
         return np.asarray(found)
 
     def contributions(self, presence: sp.csr_matrix, column: Int[Array, " n"]) -> sp.csr_matrix:
         """`e^a b / Z^g` of every token of every text; `column` says for each text which values b are meant."""
-        e, sink, top = self.exponentials()
+        weights, amount = self._weights(presence)
         text = np.repeat(np.arange(presence.shape[0]), np.diff(presence.indptr))
-        Z = np.maximum(np.asarray(presence @ e[:, -1]) + sink, SMALLEST)
-        power = np.exp((1 - self.exponent) * top) / Z**self.exponent
-        data = presence.data * e[presence.indices, column[text]] * power[text]
-        return sp.csr_matrix((data, presence.indices, presence.indptr), shape=presence.shape)
+        weights.data *= self.values[presence.indices, column[text]] * amount[text]
+        return weights
+
+    def _weights(self, presence: sp.csr_matrix) -> tuple[sp.csr_matrix, Float[Array, " n"]]:
+        """`e^a` of every token of every text over that of its largest, and what makes of it `e^a / Z^g`.
+
+        The largest logit is that of the text: one of all tokens would let a text of tokens far below it underflow.
+        """
+        logits, lengths = self.logits[presence.indices], np.diff(presence.indptr)
+        top = np.maximum(segment_max(logits, presence.indptr), self.sink_logit)
+        data = presence.data * np.exp(logits - np.repeat(top, lengths))
+        weights = sp.csr_matrix((data, presence.indices, presence.indptr), shape=presence.shape)
+        Z = np.asarray(weights.sum(1)).ravel() + np.exp(self.sink_logit - top)
+        return weights, np.exp((1 - self.exponent) * top) / Z**self.exponent
 
     def decide_tokens(self, tokens: Int[Array, " t"]) -> Float[Array, " k"]:
         """f of one text, given its tokens, each as often as it counts; accurate whatever the logits are."""

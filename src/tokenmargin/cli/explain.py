@@ -94,7 +94,7 @@ def explain(
         print_answer(_decision_line(one))
         if len(classifier.classes_) == 2 and one.selected and one.abstains:
             print_answer("no word here that decides: together they do not even double the odds")
-        _print_words(one)
+        _print_words(one, classifier)
         print_answer(_sign_line([str(name) for name in classifier.classes_], one))
         for line in _edit_lines(classifier, edit) if edit else ():
             print_answer(printable(line))
@@ -156,13 +156,24 @@ def _sign_line(classes: list[str], one: Explanation) -> str:
     )
 
 
-def _print_words(one: Explanation) -> None:
-    """Print where the decision starts, and for the words with the largest contributions what is lost without them."""
-    seen: dict[str, tuple[float, float]] = {}
+def _print_words(one: Explanation, model: TokenSelectionClassifier) -> None:
+    """Print where the decision starts, and for the words with the largest contributions what is lost without them.
+
+    Words that are one to the model, such as those with one stem, share a row: they are lost together.
+    """
+    from tokenmargin.classifier.tokenizers import read_tokens
+
+    read, pieces = read_tokens([one.text], model.tokenizer), dict[tuple[int, int], tuple[str, ...]]()
+    for code, *place in zip(read.codes.tolist(), read.starts.tolist(), read.ends.tolist(), strict=True):
+        pieces[place[0], place[1]] = (*pieces.get((place[0], place[1]), ()), read.distinct[code])
+    forms, amounts = dict[tuple[str, ...], dict[str, str]](), dict[tuple[str, ...], tuple[float, float]]()
     for word in one.words:
-        name = one.text[word.start : word.end].lower()
-        seen[name] = seen.get(name, (0.0, 0.0))[0] + word.contribution, word.effect
-    ranked = sorted(seen.items(), key=lambda item: -abs(item[1][0]))
+        alike = pieces[word.start, word.end]
+        written = one.text[word.start : word.end]
+        forms.setdefault(alike, {}).setdefault(written.lower(), written)
+        amounts[alike] = amounts.get(alike, (0.0, 0.0))[0] + word.contribution, word.effect
+    ranked = sorted(((", ".join(forms[alike].values()), parts) for alike, parts in amounts.items()),
+                    key=lambda row: -abs(row[1][0]))  # fmt: skip
     rows = [("(base rate)", signed_text(one.baseline), "", "")]
     if one.shift:
         rows.append(("(any known text)", signed_text(one.shift), "", ""))

@@ -223,7 +223,8 @@ def report(
         groups = parts_by_length(rows.texts)
         if slice is not None:
             groups = parts_by_value(slice, _column_values(source, slice, rows, (text, label), encoding, delimiter))
-        content["trust"] = run_trust_tests(classifier, rows.texts, rows.labels, rng=rng, progress=print_message)
+        with usage_errors():
+            content["trust"] = run_trust_tests(classifier, rows.texts, rows.labels, rng=rng, progress=print_message)
         names = [str(name) for name in classifier.classes_]
         codes = np.array([names.index(one) for one in rows.labels])
         content["parts"] = PartsFound(groups, confined_tokens(classifier, rows.texts, codes, groups))

@@ -224,7 +224,9 @@ def _training_as_data(
     a, b = scores = token_scores(result.model)
     posterior, ranks = frequencies.posterior_difference, split.ranks
 
-    def rows(order: Any) -> list[dict[str, Any]]:
+    def rows(size: Any) -> list[dict[str, Any]]:
+        """The tokens where `size` is positive, the largest first."""
+        order = np.argsort(-size, kind="stable")[: min(SHOWN, int((size > 0).sum()))]
         numbers = zip(a[order], b[order], posterior[order], found.selected[order].tolist(), order, strict=True)
         return [
             {"token": vocabulary[s], "E.p": p, "E.v": v, "posterior": sign, "selected": count}
@@ -238,9 +240,9 @@ def _training_as_data(
         "loss": found.loss,
         "accuracy": found.accuracy,
         **asdict(alignment(scores, frequencies)),
-        "most selected": rows(np.argsort(-found.selected, kind="stable")[:SHOWN]),
-        "most positive": rows(np.argsort(-b)[:SHOWN]),
-        "most negative": rows(np.argsort(b)[:SHOWN]),
+        "most selected": rows(found.selected),
+        "most positive": rows(b),
+        "most negative": rows(-b),
         "scores": scores,
         **({} if ranks.is_alone else {"ranks": ranks.size, "bytes exchanged by a rank": dict(ranks.moved)}),
     }
@@ -275,9 +277,11 @@ def _save_classifier(result: TrainingRun, scores: Any, prepared: Path, out: Path
 def _print_training(report: dict[str, Any], out: Path) -> None:
     print_answer(f"{report['status']} after {report['epochs']} epochs")
     print_answer(f"loss {report['loss']:.4g}, accuracy {report['accuracy']:.2%}")
+    rho_v, rho_p = (f"{rho:+.3f}" if rho == rho else "none" for rho in (report["rho_v"], report["rho_p"]))
+    clear = f"right on {report['sign']:.1%} of {report['clear']} clear tokens" if report["clear"] else "clear of no token"
     print_answer(
-        f"rank correlation of E.v with the posterior difference {report['rho_v']:+.3f}, of E.p with its modulus "
-        f"{report['rho_p']:+.3f}; sign of E.v right on {report['sign']:.1%} of {report['clear']} clear tokens"
+        f"rank correlation of E.v with the posterior difference {rho_v}, of E.p with its modulus {rho_p}; "
+        f"sign of E.v {clear}"
     )
     for title in ("most selected", "most positive", "most negative"):
         print_answer(f"{title:24} {'E.p':>8} {'E.v':>8} {'posterior':>10} {'selected':>9}")

@@ -16,7 +16,7 @@ from tokenmargin._statistics import wilson_interval
 from tokenmargin.classifier import Explanation, WordPart
 from tokenmargin.classifier.confined_tokens import ConfinedToken, TextParts
 from tokenmargin.classifier.evaluation import TrustTests
-from tokenmargin.classifier.fitting import UNBALANCED, Validation, validate
+from tokenmargin.classifier.fitting import UNBALANCED, Validation
 
 TAG = re.compile(r"<[^<>\n]{1,500}>")
 BINS = (0.0, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0001)
@@ -47,8 +47,7 @@ def in_plain_words(trust: TrustTests, names: Sequence[str]) -> str:
         f"(with 95% confidence between {100 * low:.0f} and {100 * high:.0f}; {n:,} texts were kept aside to count). "
         f"Always answering with the most frequent class would get {100 * trust.majority:.0f} right."
     )
-    held = trust.held
-    if not validate(held.probabilities, held.truths, held.truths).signal:
+    if not trust.signal:
         text += " NO SIGNAL: this is not distinguishable from guessing, and what it says of words may be chance."
     counts = trust.held.confusion
     rare = int(counts.sum(1).argmin())
@@ -60,10 +59,10 @@ def in_plain_words(trust: TrustTests, names: Sequence[str]) -> str:
     if np.isfinite(usual.accuracy):
         gap, half = ours.lead_over(usual)
         lead = f"{_signed(100 * gap, 1)} points, give or take {100 * half:.1f}, over {len(ours.accuracies)} splits"
-        level, chance = abs(gap) <= half, ": that may be chance" if half > 0 else ""
+        level = abs(gap) <= half
         standing = "level with" if level else "better than" if gap > 0 else "worse than"
         text += f" On the same texts and words it is {standing} the usual method, {usual.name} "
-        text += f"({lead}{chance if level else ''})."
+        text += f"({lead}{': that may be chance' if level else ''})."
     return text
 
 
@@ -77,7 +76,10 @@ def compared_rows(trust: TrustTests) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for one in trust.models:
         lead = ""
-        if one is not ours and np.isfinite(one.accuracy):
+        if not np.isfinite(one.accuracy):
+            rows.append((one.name, "not fitted", "no known word, or fewer than three texts of a class", "", ""))
+            continue
+        if one is not ours:
             gap, half = ours.lead_over(one)
             lead = f"{_signed(100 * gap, 2)} \u00b1 {100 * half:.2f}"
         each = ", ".join(f"{100 * value:.1f}%" for value in one.accuracies)
@@ -308,9 +310,10 @@ def trust_rows(trust: TrustTests | None) -> list[tuple[str, str]]:
     """What the tests of its explanations found."""
     if trust is None:
         return []
-    at = list(trust.deletion.k).index(5)
+    at, agreement = list(trust.deletion.k).index(5), trust.importance_agreement
+    told = f"rank correlation {agreement:.3f}" if np.isfinite(agreement) else "too few words of different importance"
     return [
-        ("agreement of the leading words between splits", f"rank correlation {trust.importance_agreement:.3f}"),
+        ("agreement of the leading words between splits", told),
         (
             "five words deleted",
             f"{trust.deletion.top[at]:.1%} of the decisions stay when the strongest go, "

@@ -48,12 +48,13 @@ COLUMNS = {
 HINTS = {
     "count": "Texts that hold it",
     "posterior_difference": "Of its occurrences, the part in its class less the part in the others: (37) of paper A",
-    "signed_frequency": "Its occurrences in its class less those in the others, over all occurrences: (3) of paper A",
+    "signed_frequency": "Its occurrences in its class less those in the others, over those of all known tokens: (3) of "
+    "paper A",
     "attention_logit": "How much attention it draws: the logarithm of its weight before all weights are divided",
     "value": "What it says when attended to: positive speaks for its class",
-    "selected": "Texts in which it draws the most attention",
+    "selected": "Texts in which its ⟨E,p⟩ is the largest, or the first of the largest",
     "contribution": "What it adds to a decision, on average over all texts",
-    "influence": "How far it moves decisions apart: the spread of its contribution over the texts",
+    "influence": "How far it moves decisions apart: the spread over texts of its average contribution, there or not",
 }
 
 
@@ -88,7 +89,7 @@ def _context(report: ModelReport) -> dict[str, Any]:
         "lead": f"This model sorts texts into {len(names)} classes ({', '.join(names[:6])}"
         f"{', ...' if len(names) > 6 else ''}). It knows {len(model.vocabulary_):,} words and phrases from "
         f"{model.n_texts_:,} texts and adds up what each says.",
-        "trusted": model.validation_ is None or model.validation_.signal,
+        "trusted": report.trust.signal if report.trust else model.validation_ is None or model.validation_.signal,
         "class_names": names[:MOST_CLASSES],
         "tokens": f"{len(model.vocabulary_):,}",
         **dict(
