@@ -240,7 +240,7 @@ class PairCertifier:
         return MarginSolution(
             status=status,
             vector=p,
-            margin=0.0 if status == "infeasible" else 1 / norm if norm > 0 else np.inf,
+            margin=1 / norm if norm > 0 else np.inf if status == "optimal" else 0.0,
             multipliers=np.zeros_like(weights) if found.vector is None else weights,
             tokens=np.concatenate([np.stack([selected, rivals], axis=1), ties]).astype(np.intp),
             certificate=certificate,
