@@ -10,7 +10,8 @@ from tests.oracles.certified import apart, assert_same_vector, margins_apart
 from tests.oracles.rounding import rounding
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve
-from tokenmargin.margin import GAP, TOLERANCE, atlas, choice_margin, max_margin
+from tokenmargin.margin import GAP, TOLERANCE, atlas, choice_margin, limit_direction, max_margin
+from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.instances import figure1c, figure8, random_problem, shared_vocabulary_problem
 from tokenmargin.problem.token_problem import TokenProblem
@@ -238,3 +239,33 @@ def test_a_partial_atlas_calls_nothing_the_gmm_that_is_none(norm: str) -> None:
             assert found is None or found.solution.margin == pytest.approx(largest, rel=2 * GAP, abs=0)
         assert found is not None  # without a budget
     assert missed
+
+
+def test_neighbours_that_rounding_hides_are_not_overlooked() -> None:
+    """Keys 1e-14 apart beside others at a distance of 1: the long vector knows margins of 1 to some percent.
+
+    The first token of the second input holds the vector, so its margin is 1, and it scores higher.
+    """
+    keys = [
+        [[1, 0], [0.9999999999999772, -1.7282580764065514e-14], [0.9999999999999843, 0]],
+        [[1.000000000000047, 0], [1, 0], [0, 0.9999999999999597]],
+    ]
+    problem = TokenProblem.of(keys, [1, 1], scores=[[2, 1, 0], [1, 2, 0]])
+    found = limit_direction(problem, [0, 2])
+    assert found.solution.is_optimal
+    assert found.solution.multipliers[found.solution.tokens.tolist().index([1, 0])] > 0
+    assert found.neighbours[1, 0]
+    assert found.kind == "not locally optimal"
+    assert [0, 2] not in [limit.names for limit in atlas(problem).limits]
+
+
+def test_margins_in_gram_space_are_those_of_single_calls() -> None:
+    """The length of coefficients on keys 1e-5 apart has half the digits of that of their differences."""
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        keys = rng.standard_normal((2, 3, 3))
+        keys[:, 1] = keys[:, 0] + 1e-5 * rng.standard_normal((2, 3))
+        problem = TokenProblem.of(keys, [1, 1], scores=[[1, 0, 0], [1, 0, 0]]).as_gram()
+        for limit in atlas(problem).limits:
+            alone = max_margin(problem, limit.selected)
+            assert limit.solution.margin == pytest.approx(alone.margin, rel=2 * PRODUCTS_TOLERANCE, abs=0)

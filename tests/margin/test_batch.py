@@ -153,3 +153,19 @@ def test_a_batch_of_inner_products_says_what_to_do() -> None:
     gram = TokenProblem.of(np.eye(3)[None], [1], scores=[[1.0, 0, 0]]).as_gram()
     with pytest.raises(TypeError, match=r"one by one, by max_margin\(problem, selected\)"):
         max_margin_batch(gram.keys, np.array([[0]]))  # type: ignore[arg-type]
+
+
+def test_what_is_beyond_doubles_is_said_alike() -> None:
+    """Keys of 1e-314 ask for vectors of 1e314: of norms other than l2 a batch once called one of length 1 optimal."""
+    keys = np.array([[[2, 1], [-2, 1], [2, -1]], [[1, -2], [-1, -2], [-2, 1]]]) * 1e-314
+    problem = TokenProblem.of(keys, [1, 1], scores=np.zeros((2, 3)))
+    for norm in ("l2", "l1", "linf", "lp:1.5"):
+        alone, stacked = (
+            max_margin(problem, [0, 0], norm=norm),
+            max_margin_batch(keys[None], np.zeros((1, 2), dtype=int), norm=norm)[0],
+        )
+        for found in (alone, stacked):
+            assert found.status == "inaccurate"
+            assert found.margin == 0
+            assert not found.vector.any()
+            assert found.explanation == "not decided: beyond the range or the digits of doubles"

@@ -20,7 +20,7 @@ from tokenmargin.margin.corpus import routes as cutting
 from tokenmargin.margin.corpus import solve as entry
 from tokenmargin.margin.corpus.pairs import Proposal, transitive_reduction
 from tokenmargin.margin.corpus.routes import cutting_planes, interior_point
-from tokenmargin.margin.corpus.solve import Route, Ties
+from tokenmargin.margin.corpus.solve import PairCertifier, Route, Ties
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
@@ -279,3 +279,33 @@ def test_what_cutting_planes_leave_open_is_tried_by_interior_points(monkeypatch:
     monkeypatch.setattr(entry, "cutting_planes", lambda *_, **__: lost)
     assert corpus_margin(vectors, pairs, route="cuts").status == "inaccurate"
     check(corpus_margin(vectors, pairs), vectors, pairs)
+
+
+def test_ties_that_leave_nothing_of_the_rows_are_answered() -> None:
+    """Tokens that tie on a line leave p = 0 alone; interior points once divided by the length of what ties leave."""
+    vectors = np.array(
+        [
+            [1.5809087117996585, 0.8655534399646931],
+            [4.234021714541502e-07, 3.478358707450702e-06],
+            [97.63949748667733, 78.69952430612067],
+            [-0.004048882362681679, 0.006644979156118027],
+            [-40029.037062352734, -4566.144170747097],
+            [-6.283593465476337e-05, -6.324898554367072e-05],
+            [3.4641871591466374e-06, -6.41197702605112e-07],
+        ]
+    )
+    ordered = [(0, 2), (1, 2), (4, 1), (4, 2), (4, 3), (5, 0), (5, 1)]
+    selected, counts = np.unique([pair[0] for pair in ordered], return_counts=True)
+    rivals = np.array([pair[1] for pair in ordered])
+    pairs = RowPairs(selected, np.concatenate([[0], np.cumsum(counts)]), rivals, np.array([[6, 5]]), len(ordered))
+    for route in (None, "cuts", "interior"):
+        assert corpus_margin(vectors, pairs, route=route).status in ("infeasible", "inaccurate")
+
+
+def test_a_contradiction_found_on_the_way_is_no_short_gap() -> None:
+    """Multipliers whose combination is zero prove a bound of infinity: no gap of zero to a vector that ties."""
+    vectors = np.array([[2.0], [1.0], [0.0]])
+    pairs = RowPairs(np.array([0]), np.array([0, 1]), np.array([2]), np.array([[0, 2]]), 1)
+    found = PairCertifier(vectors, pairs).answer(Proposal(np.ones(1), np.ones(1)), np.zeros(1, dtype=int), gap=1e-7)
+    assert found.status == "inaccurate"
+    assert not found.certificate.gap < 1

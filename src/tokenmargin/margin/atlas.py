@@ -32,7 +32,13 @@ from tokenmargin.margin.certificate import (
 from tokenmargin.margin.compiled.systems import StackResult, solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.held_ties import held_ties
-from tokenmargin.margin.limit_directions import limit_constraints, name_direction, name_global, shares_differences
+from tokenmargin.margin.limit_directions import (
+    limit_constraints,
+    name_direction,
+    name_global,
+    near_by_rounding,
+    shares_differences,
+)
 from tokenmargin.margin.limit_results import Atlas, SelectionTally
 from tokenmargin.margin.normed.atlas import atlas_in_norm
 from tokenmargin.margin.single.refine import infeasibility_proof
@@ -320,7 +326,8 @@ class _Walk:
             chosen = zip(self.inputs, leaves.prefixes.T, strict=True)
             holds &= np.concatenate([tokens.rows(t).bound for tokens, t in chosen], axis=1) > 0
         more = near.sum(axis=(1, 2)) > holds.sum(axis=1)
-        named = np.flatnonzero((self.shares | more | (gaps > 0).all(axis=1)) & moved)
+        unsure = near_by_rounding(self.problem.keys, leaves.vectors, logits, positions).any(axis=(1, 2))
+        named = np.flatnonzero((self.shares | more | unsure | (gaps > 0).all(axis=1)) & moved)
         self.tally.feasible += len(positions) - len(named)
         for b in named.tolist():
             solution = self._solution_of_leaf(leaves, b, positions[b])
@@ -341,8 +348,9 @@ class _Walk:
     def _solution_of_leaf(self, leaves: _PrefixBlock, b: int, selected: Int[Array, " n"]) -> MarginSolution:
         """The leaf's solution as a parameter of the problem's own geometry."""
         constraints = limit_constraints(self.problem, selected)
-        if isinstance(self.problem.keys, Coordinates) and leaves.vectors.shape[1] < self.problem.keys.dimension:
-            return solve(constraints)  # the walk went through rotated coordinates: certify in the problem's own
+        known = isinstance(self.problem.keys, Coordinates)
+        if not known or leaves.vectors.shape[1] < self.problem.keys.dimension:
+            return solve(constraints)  # the walk went through other coordinates: certify in the problem's own
         parts = [tokens.rows(t[None]).lengths[0] for tokens, t in zip(self.inputs, leaves.prefixes[b], strict=True)]
         multipliers = rescale_exactly(leaves.multipliers[b], over=np.concatenate(parts))
         vector = constraints.parameter(multipliers, leaves.vectors[b])

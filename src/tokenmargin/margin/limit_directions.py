@@ -26,9 +26,10 @@ from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.several_optima import choice_margin, same_share
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import MarginSolution
-from tokenmargin.norms import L2, AbstractNorm
+from tokenmargin.norms import EPS, L2, AbstractNorm
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.objective.shared_pulls import SharedPulls, shared_differences, shared_pulls
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import (
@@ -103,7 +104,7 @@ def name_direction(
     kind: Kind = "LMM" if problem.has_ties or not all_best(problem, selected) else "GMM"
     found = LimitDirection(chosen.argmax(axis=1), chosen, solution, near, gaps, kind)
     if not (gaps > 0).all():
-        surely = near & _surely_near(problem, logits, selected)
+        surely = near & _surely_near(problem, solution, logits, selected)
         if (gaps_over(problem.shared_scores, selected, surely) > 0).all():
             return replace(found, kind="inaccurate")  # those that score higher may be neighbours, or just not
         alone = replace(found, selected=selected, chosen=copies_of(problem, selected))
@@ -120,7 +121,8 @@ def neighbours_beside(
 ) -> tuple[Float[Array, "n T"], Bool[Array, "n T"], Float[Array, " n"]]:
     """The logits at a solution, the neighbours of the selected tokens but for those `alike`, and the score gaps."""
     logits = relative_logits(problem.keys, solution.vector)
-    near = near_tokens(logits, selected) & problem.mask & ~alike
+    near = near_tokens(logits, selected) | near_by_rounding(problem.keys, solution.vector, logits, selected)
+    near &= problem.mask & ~alike
     return logits, near, gaps_over(problem.shared_scores, selected, near)
 
 
@@ -153,10 +155,36 @@ def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"], *, scored: b
     return LimitDirection(selected, tied, solution, near, np.full(problem.n, np.nan), "finite part")
 
 
-def _surely_near(problem: TokenProblem, logits: Array, selected: Int[Array, " n"]) -> Bool[Array, "n T"]:
-    """Tokens whose margin is told from more than 1 by no more than what a certificate leaves open."""
+def near_by_rounding(
+    keys: AbstractGeometry,
+    vectors: Float[Array, "... D"],
+    logits: Float[Array, "... n T"],
+    selected: Int[Array, "... n"],
+) -> Bool[Array, "... n T"]:
+    """Tokens of which rounding decides whether they are neighbours: beside vectors 1e7 times as long as they ask for.
+
+    An inner product is known to `(d + 4) eps |row| |p|`, and refinement may have moved p inwards by twice as much. In
+    Gram space certificates count rounding in all constraints, and are within the tolerance for neighbours.
+    """
+    if not isinstance(keys, Coordinates):
+        return np.zeros(logits.shape, dtype=bool)
+    with np.errstate(over="ignore", invalid="ignore"):
+        first = keys.vectors[keys.index[np.arange(keys.n), keys.mask.argmax(axis=1)]]
+        away = keys.norm(keys.vectors[keys.index] - first[:, None])
+        lengths = lead_over(away, selected) + 2 * away  # of the selected token and the other one, together
+        rounding = 4 * (keys.dimension + 4) * EPS * keys.norm(vectors)[..., None, None] * lengths
+        return np.asarray((rounding > NEIGHBOUR_TOLERANCE) & (np.abs(lead_over(logits, selected) - 1) <= rounding))
+
+
+def _surely_near(
+    problem: TokenProblem, solution: MarginSolution, logits: Array, selected: Int[Array, " n"]
+) -> Bool[Array, "n T"]:
+    """Tokens whose margin is told from more than 1 by no more than what a certificate leaves open, or that hold p."""
     known = isinstance(problem.keys, Coordinates)
-    return near_tokens(logits, selected, tolerance=TOLERANCE if known else NEIGHBOUR_TOLERANCE)
+    near = near_tokens(logits, selected, tolerance=TOLERANCE if known else NEIGHBOUR_TOLERANCE)
+    near &= ~near_by_rounding(problem.keys, solution.vector, logits, selected)
+    near[tuple(solution.tokens[solution.multipliers > 0].T)] = True
+    return near
 
 
 def _kind_beside_higher_scores(problem: TokenProblem, found: LimitDirection, loss: AbstractLoss) -> Kind:

@@ -50,7 +50,7 @@ class MarginSolution(Tabular):
     **Attributes**
     - `status`: "optimal", "infeasible", or "inaccurate" when neither could be proven; `explanation` says what is known.
     - `vector`: the minimiser, a parameter of the problem's geometry; zeros when infeasible.
-    - `margin`: `1 / |p|`; zero when infeasible, infinity when there is nothing to separate.
+    - `margin`: `1 / |p|`; zero when infeasible or no vector is known, infinity when there is nothing to separate.
     - `multipliers`: one per constraint; where doubles cannot hold one, the nearest they can.
     - `active`: constraints with a positive multiplier.
     - `tokens`: (input, position) of each constraint; of a corpus, (selected row, other row) of those that hold p.

@@ -116,9 +116,10 @@ def polish_farkas(rows: Differences, multipliers: Float[Array, " k"]) -> Proposa
         solve, weights = _factor_with_ridge(some.covariance(kept), _RIDGES[0]), kept
         for _ in range(3):
             weights = weights - kept * some.times(solve(some.adjoint(weights)))
-        if weights.min() < 0:
+        size = float(weights @ some.lengths())  # zero where ties leave nothing of the rows
+        if weights.min() < 0 or size == 0:
             continue
-        residual = float(np.linalg.norm(some.adjoint(weights))) / float(weights @ some.lengths())
+        residual = float(np.linalg.norm(some.adjoint(weights))) / size
         if residual < least:
             best, least = np.zeros(len(rows)), residual
             best[which] = weights

@@ -189,12 +189,13 @@ class PairCertifier:
         combined = rows.combination(multipliers)
         combined = combined - self._part_of_ties(combined)
         slack = rows.times(p) - 1
-        bound = float(multipliers.sum() / np.linalg.norm(combined))
+        reach = float(np.linalg.norm(combined))
+        bound = float(multipliers.sum()) / reach if reach > 0 else np.inf
         return Certificate(
             primal=max(0.0, 1 - float(self.pairs.margins(logits).min()), float(apart)),
             dual=float(np.linalg.norm(p - combined)) / squared**0.5,
             complementarity=float((multipliers * np.abs(slack)).max()) / squared,
-            gap=max(0.0, 1 - bound / squared**0.5),
+            gap=abs(1 - bound / squared**0.5),
         )
 
     def _part_of_ties(self, y: Float[Array, " d"]) -> Float[Array, " d"]:
@@ -240,7 +241,7 @@ class PairCertifier:
         return MarginSolution(
             status=status,
             vector=p,
-            margin=0.0 if status == "infeasible" else 1 / norm if norm > 0 else np.inf,
+            margin=1 / norm if norm > 0 else np.inf if status == "optimal" else 0.0,
             multipliers=np.zeros_like(weights) if found.vector is None else weights,
             tokens=np.concatenate([np.stack([selected, rivals], axis=1), ties]).astype(np.intp),
             certificate=certificate,

@@ -235,7 +235,11 @@ def _to_solution(
     else:
         vector = rescale_exactly(best.vector, times=scale)
         multipliers = rescale_exactly(best.multipliers, times=scale, over=lengths)
-    proven = best.passes(norm) and systems.in_range is None and bool(np.isfinite(vector).all())
+        if systems.in_range is not None or (rescale_exactly(vector, over=scale) != best.vector).any():
+            # What was judged is beyond doubles.
+            vector, multipliers = np.zeros_like(vector), np.zeros_like(multipliers)
+            best = CertifiedVector(vector, multipliers, 0.0, np.inf, np.inf)
+    proven = best.passes(norm) and systems.in_range is None
     margin = float(np.ldexp(1 / best.norm, 1 - np.frexp(scale)[1])) if best.norm > 0 else 0.0
     return MarginSolution(
         status="optimal" if proven else "inaccurate",

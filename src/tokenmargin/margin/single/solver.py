@@ -65,7 +65,7 @@ def _solve_generally(constraints: Constraints, began: float) -> MarginSolution:
     multipliers = rescale_exactly(found.multipliers[0], times=scale, over=lengths)
     y = rescale_exactly(found.vectors[0], times=scale)
     norm = float(found.norms[0])
-    margin = float(np.ldexp(1 / norm, 1 - np.frexp(scale)[1])) if norm > 0 else np.inf
+    margin = float(np.ldexp(1 / norm, 1 - np.frexp(scale)[1])) if norm > 0 else 0.0
     return _to_solution(constraints, multipliers, y, margin, certificate, time.perf_counter() - began)
 
 
