@@ -483,8 +483,8 @@ def test_no_theorem_is_refuted_by_a_threshold():
     assert claim("B.theorem7").on(ProblemInstance(drawn, seed=18)).verdict == "holds"
     x = claim("B.theorem4").example()
     lmm = max_margin(x.problem, [1]).vector
-    # Nearer and nearer to an LMM direction; at 1e-9 they are one.
-    for turn, expected in ((0.02, "holds"), (0.003, "holds"), (1e-5, "holds"), (1e-9, "vacuous")):
+    # Nearer and nearer to an LMM direction; its certificate does not tell 1e-9 from zero.
+    for turn, expected in ((0.02, "holds"), (0.003, "holds"), (1e-5, "holds"), (1e-9, "undecided")):
         q = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]]) @ lmm
         assert claim("B.theorem4").on(ProblemInstance(x.problem, q=q)).verdict == expected
 
