@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from tests.oracles.rounding import rounding
 
 from tokenmargin.experiments import EXPERIMENTS, Finding
@@ -10,6 +11,7 @@ from tokenmargin.experiments.figures.joint_paths import Figure3c
 from tokenmargin.experiments.figures.prompt_paths import Demo, Figure1b, Figure2
 from tokenmargin.problem.instances import figure8, three_limits
 from tokenmargin.report.figures import draw
+from tokenmargin.report.style import draw_angles
 
 QUICK = ("fig1a", "fig1b", "fig1c", "fig2", "fig3a", "fig3b", "fig3c", "fig4a", "fig4b")
 
@@ -64,6 +66,15 @@ def test_figure_8_has_two_dimensions() -> None:
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
+def test_minor_labels_of_norms_go_when_a_flow_is_drawn_on() -> None:
+    ax = Figure().subplots()
+    draw_angles(ax, [(np.array([3.0, 12.0]), np.array([0.1, 0.02]), "black", "descent")])
+    label = ax.xaxis.get_minor_formatter()
+    assert label(5.0, 0) == "5"
+    ax.plot([12.0, 1e8], [0.02, 1e-9])  # as in Figure 8
+    assert label(5.0, 0) == ""
+
+
 def test_a_start_outside_the_cone_is_noticed() -> None:
     class Outside(Figure2):
         def starts(self):

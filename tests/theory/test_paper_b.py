@@ -14,7 +14,8 @@ from tests.oracles.rounding import of_attention, rounding
 
 from tokenmargin.margin import choice_margin, max_margin, relaxed_max_margin
 from tokenmargin.objective.local_scores import optimal_sets
-from tokenmargin.objective.losses import CustomLoss, ExponentialLoss, LogisticLoss
+from tokenmargin.objective.losses import CorrelationLoss, CustomLoss, ExponentialLoss, LogisticLoss
+from tokenmargin.problem.attention_problems import cross_attention
 from tokenmargin.problem.instances import (
     figure1a,
     figure1b,
@@ -482,8 +483,8 @@ def test_no_theorem_is_refuted_by_a_threshold():
     assert claim("B.theorem7").on(ProblemInstance(drawn, seed=18)).verdict == "holds"
     x = claim("B.theorem4").example()
     lmm = max_margin(x.problem, [1]).vector
-    # Nearer and nearer to an LMM direction; at 1e-9 they are one.
-    for turn, expected in ((0.02, "holds"), (0.003, "holds"), (1e-5, "holds"), (1e-9, "vacuous")):
+    # Nearer and nearer to an LMM direction; its certificate does not tell 1e-9 from zero.
+    for turn, expected in ((0.02, "holds"), (0.003, "holds"), (1e-5, "holds"), (1e-9, "undecided")):
         q = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]]) @ lmm
         assert claim("B.theorem4").on(ProblemInstance(x.problem, q=q)).verdict == expected
 
@@ -496,3 +497,73 @@ def test_cones_have_the_width_they_say():
     # Six coordinates, made orthogonal and of length one.
     assert np.linalg.norm(units, axis=1) == pytest.approx(1, rel=rounding(20), abs=0)
     assert cosines.min() == pytest.approx(0.8, rel=rounding(50), abs=0)
+
+
+def offset_keys(offset: float, **options: object) -> ProblemInstance:
+    """Three tokens around a point far from the origin; all but the first score alike."""
+    keys = offset + np.array([[[1.0, 0.25], [0.5, -1.0], [-0.75, 0.5]]])
+    return ProblemInstance(TokenProblem.of(keys, [1], scores=[[1.0, 0.0, 0.0]]), f"offset {offset:g}", **options)
+
+
+def test_rounding_does_not_refute_true_statements():
+    # logits near 1e6 are known to 1e-10, and so are risks
+    assert claim("B.lemma6").on(offset_keys(1e6)).verdict == "holds"
+    # a gradient that is smaller than the rounding of its terms
+    assert claim("B.lemma4").on(offset_keys(1e14)).verdict in ("holds", "undecided")
+    # the largest distance of two tokens, and squares that underflow
+    assert claim("B.lemma7").on(offset_keys(1e10)).verdict == "holds"
+    tiny = TokenProblem.of(1e-200 * np.array([[[1.0, 0.3], [0.2, 1.0]]]), [1], scores=[[1.0, 0.0]])
+    assert claim("B.lemma3").on(ProblemInstance(tiny)).verdict == "holds"
+    # the linear head is almost flat, the nonlinear one is not: its Hessian sets the step
+    values = np.random.default_rng(0).standard_normal((3, 4, 2))
+    bent = TokenProblem.of(values, [-1, 1, -1], values=values, head=[1e-5, -2e-5])
+    assert claim("B.lemma1").on(ProblemInstance(bent, loss=CorrelationLoss())).verdict == "holds"
+
+
+@pytest.mark.parametrize("keys", [1e-2, 1.0, 1e2, 1e3])
+def test_constants_of_keys_of_any_length(keys):
+    # far out the bound of Lemma 1 is below rounding
+    tokens = keys * np.array([[[1.0, 0.0], [0.0, 0.5], [0.2, -1.0]]])
+    three = TokenProblem.of(tokens, [1], scores=[[1.0, 0.0, 0.1]])
+    assert claim("R.constants").on(ProblemInstance(three, loss=CorrelationLoss())).verdict == "holds"
+
+
+def test_general_position_does_not_depend_on_lengths():
+    keys = np.array([[[0.0, 0.0], [1e6, 3e5], [1e-6, 2e-6]]])
+    unequal = TokenProblem.of(keys, [1], scores=[[0.0, 1, 2]])
+    assert general_position(unequal, np.array([0])).proven
+    keys[0, 2] = 2.0**-40 * keys[0, 1]  # a multiple, exactly
+    assert general_position(TokenProblem.of(keys, [1], scores=[[0.0, 1, 2]]), np.array([0])).refuted
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0.0, "vacuous"), (1e-12, "undecided"), (1e-9, "undecided")])
+def test_a_direction_beside_an_lmm_direction_is_not_taken_for_it(off, verdict):
+    problem = TokenProblem.of([[[-0.8, 1.0], [1.0, 0.03], [0.02, -0.05]]], [1], scores=[[1.0, 0.9, 0.0]])
+    unit = max_margin(problem, [1]).vector
+    unit = unit / np.linalg.norm(unit)
+    q = unit + off * np.array([-unit[1], unit[0]])
+    assert claim("B.theorem4").on(ProblemInstance(problem, q=q)).verdict == verdict
+
+
+def test_statements_answer_where_flows_cannot_go_as_far():
+    long = TokenProblem.of(1e9 * np.array([[[1.0, 0.0], [0.0, 0.5]]]), [1], scores=[[1.0, 0.0]])
+    report = claim("B.theorem2").on(ProblemInstance(long, norm=1e6))
+    assert report.verdict == "undecided"
+    assert "gradient flow reaches" in report.findings.open[-1].name
+
+
+def test_joint_phase_of_long_values():
+    x = nearly_support()
+    tokens = x.problem.keys.tokens
+    long = TokenProblem.of(tokens, x.problem.labels, values=1e3 * tokens, head=[0.0, 1.0])
+    assert claim("R.joint-phase").on(replace(x, problem=long)).verdict in ("holds", "undecided")
+
+
+def test_independence_of_queries_does_not_depend_on_their_lengths():
+    tokens = np.array([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [0.0, -1.0]]])
+    problem = cross_attention(tokens, [[1e8, 0.0], [0.0, 1e-8]], [1, 1], scores=[[1.0, 0.0], [1.0, 0.0]])
+    for name in ("C.rank", "C.separability"):
+        assert claim(name).on(ProblemInstance(problem)).verdict == "holds", name
+    # a gradient that is smaller than the rounding of its terms; flow is not asked to go anywhere
+    far = cross_attention(1e14 + tokens[:1], [[1.0, 0.3]], [1], scores=[[1.0, 0.0]])
+    assert claim("C.global").on(ProblemInstance(far, norm=1.0)).verdict == "undecided"

@@ -260,9 +260,10 @@ class PromptObjective(AbstractObjective):
 
 
 def _largest_eigenvalues(geometry: AbstractGeometry) -> Float[Array, " n"]:
-    """`|K_i|^2` for the matrix of the tokens of each input."""
-    rows = zip(geometry.index, geometry.mask, strict=True)
-    return np.array([max(np.linalg.eigvalsh(geometry.gram_of(row[here]))[-1], 0.0) for row, here in rows])
+    """`|K_i|^2` for the matrix of the tokens of each input; infinite where it is no double."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        grams = [geometry.gram_of(row[here]) for row, here in zip(geometry.index, geometry.mask, strict=True)]
+    return np.array([max(np.linalg.eigvalsh(G)[-1], 0.0) if np.isfinite(G).all() else np.inf for G in grams])
 
 
 def _weights_norm(problem: TokenProblem) -> float:

@@ -16,7 +16,7 @@ from matplotlib.collections import Collection
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Annotation
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import BboxBase
 from numpy import ndarray as Array
 
@@ -240,14 +240,14 @@ def draw_angles(ax: Axes, courses: Sequence[tuple[Array, Array, str, str | None]
     ax.set(xscale="log", yscale="log", xlabel=r"norm $\|p\|$", ylabel="angle to the limit (rad)")
     # Where a path crosses its ray the angle dips to zero; the window keeps to what it is at the end.
     ax.set_ylim(bottom=max(1e-13, 0.1 * min(ends) / reached))  # below that it is rounding
-    least = min(float(norms[norms > 0].min()) for norms, *_ in courses)
-    ax.xaxis.set_minor_formatter(NullFormatter() if reached > 10 * least else FuncFormatter(_two_or_five))
+
+    def two_or_five(value: float, _: int) -> str:
+        """The label of a minor tick where little more than a power of ten is shown, whatever is drawn after this."""
+        low, high = ax.get_xlim()
+        return f"{value:g}" if high < 20 * low and f"{value:.0e}"[0] in "25" else ""
+
+    ax.xaxis.set_minor_formatter(FuncFormatter(two_or_five))
     legend_below(ax, columns=2)
-
-
-def _two_or_five(value: float, _: int) -> str:
-    """The label of a minor tick of a logarithmic axis that shows a power of ten at most."""
-    return f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
 
 
 def finish_plane(

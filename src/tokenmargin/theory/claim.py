@@ -94,17 +94,17 @@ class Slack:
 
 def below(name: str, measured: float, bound: float, *, strict: bool = False, tolerance: float = 0.0) -> Slack:
     """`measured <= bound` (or `<`)."""
-    return Slack(name, _number(measured), "<" if strict else "<=", _number(bound), tolerance)
+    return Slack(name, _number(measured), "<" if strict else "<=", _number(bound), _number(tolerance))
 
 
 def above(name: str, measured: float, bound: float, *, strict: bool = False, tolerance: float = 0.0) -> Slack:
     """`measured >= bound` (or `>`)."""
-    return Slack(name, _number(measured), ">" if strict else ">=", _number(bound), tolerance)
+    return Slack(name, _number(measured), ">" if strict else ">=", _number(bound), _number(tolerance))
 
 
 def equal(name: str, measured: float, bound: float, *, tolerance: float) -> Slack:
     """`measured = bound` up to rounding."""
-    return Slack(name, _number(measured), "=", _number(bound), tolerance)
+    return Slack(name, _number(measured), "=", _number(bound), _number(tolerance))
 
 
 def true(name: str, fact: bool) -> Slack:

@@ -70,7 +70,7 @@ class FollowedFlow:
 def follow_flow(
     problem: TokenProblem, start: Float[Array, " D"], *, norm: float, loss: AbstractLoss | None = None
 ) -> FollowedFlow:
-    """Gradient flow of the prompt from `start` to length `norm`, or as far as doubles know its logits, compared with the
+    """Gradient flow of the prompt from `start` to length `norm`, or as far as doubles know logits, compared with the
     class it ends in."""
     objective = PromptObjective(problem, loss or LogisticLoss())
     norm = min(norm, LARGEST_NORM * ReducedObjective.of(objective, in_units=True).unit)

@@ -79,7 +79,7 @@ class RegularisationPath(Tabular):
 
     @property
     def points(self) -> Float[Array, "radii D"]:
-        """The minimiser over the ball at each radius: the regularisation path of Theorem 1; NaN where none was found."""
+        """The minimiser over the ball at each radius: the regularisation path of Theorem 1; NaN if none was found."""
         return self._of_lowest([branch.points for branch in self.branches], self.objective.dimension)
 
     @property

@@ -114,8 +114,11 @@ def _proof_bounds(
 
 def _largest_key_distance(problem: TokenProblem, i: int) -> float:
     tokens = problem.keys.index[i, problem.mask[i]]
-    rows = problem.keys.differences(tokens, np.full_like(tokens, tokens[0]))  # from inner products an offset takes digits
-    return float(max(np.linalg.norm(rows - row, axis=1).max() for row in rows))
+    rows = problem.keys.differences(
+        tokens, np.full_like(tokens, tokens[0])
+    )  # from inner products an offset takes digits
+    size = np.abs(rows).max(initial=0.0) or 1.0  # squares of lengths may not be numbers
+    return float(size * max(np.linalg.norm((rows - row) / size, axis=1).max() for row in rows))
 
 
 def _gradient_condition(
@@ -140,9 +143,12 @@ def _gradient_condition(
             "(31b) largest |dL| / attention on others", steep.max(), spread * high, tolerance=ROUNDING * spread * high
         ),
         below("(31b) largest log(attention on others) + R Theta/2", fade, np.log(x.problem.T), tolerance=ROUNDING),
-        above("(31c) smallest cosine with -dL", cosine.min(), low * c.theta / (spread * high), tolerance=ROUNDING),
+        above("(31c) smallest cosine with -dL", cosine.min(), (low / high) * (c.theta / spread), tolerance=ROUNDING),
     )
-    return tuple(sampled(slack) for slack in slacks)
+    sizes = np.array([steep.min(), steep.max(), low * spread, high * spread])
+    if np.isfinite(sizes).all() and (sizes > np.finfo(float).tiny).all():
+        return tuple(sampled(slack) for slack in slacks)
+    return tuple(seen(slack, "numbers within doubles") for slack in slacks)
 
 
 def _l3_ratios(x: ProblemInstance, axis: Float[Array, " D"], c: ConeConstants) -> tuple[Slack, ...]:

@@ -143,8 +143,9 @@ def _slowest_flow(
     keys = x.problem.keys
     ends = [float(angle(keys, limit.path.prompt, target)) for limit in late]
     slowest = late[int(np.argmax(ends))].path
-    norm = float(keys.norm(slowest.prompt))
-    return falls_to_zero(name, (float(angle(keys, slowest.at_norm(norm / 10), target)), max(ends)), norm=norm)
+    norm, start = float(keys.norm(slowest.prompt)), slowest(0.0)
+    earlier = slowest.at_norm(norm / 10) if float(keys.norm(start)) < norm / 10 else start
+    return falls_to_zero(name, (float(angle(keys, earlier, target)), max(ends)), norm=norm)
 
 
 def theorem3(x: ProblemInstance) -> Findings:

@@ -16,8 +16,8 @@ from tokenmargin.problem.geometry import Bilinear
 from tokenmargin.problem.instances import figure8
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import leads
-from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, sampled, searched, seen, true
-from tokenmargin.theory.paper_b.gradients import equal_scores_problem
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, searched, seen, true
+from tokenmargin.theory.paper_b.gradients import beyond_rounding, equal_scores_problem
 from tokenmargin.theory.paper_b.prompt_limits import (
     one_optimum,
     path_to,
@@ -196,8 +196,8 @@ def global_convergence(x: ProblemInstance) -> Findings:
         return found
     points = x.sphere(200, x.rng) * 10 ** x.rng.uniform(-2, 3, (200, 1))
     along = x.objective.descent(points).direction @ (solution.vector * solution.margin)
-    falls = sampled(above("least cosine between descent and the max-margin W", float(along.min()), 0, strict=True))
-    return Findings(found.hypotheses, (falls, *found.conclusion))
+    falls = above("least cosine between descent and the max-margin W", float(along.min()), 0, strict=True)
+    return Findings(found.hypotheses, (beyond_rounding(x, falls, solution.vector), *found.conclusion))
 
 
 def local_convergence(x: ProblemInstance) -> Findings:

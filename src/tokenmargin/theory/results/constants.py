@@ -78,9 +78,10 @@ def _lemmas_of_proof(x: ProblemInstance, found: LimitConstants) -> tuple[Slack, 
     rounding = (leads.shape[1] + 8) * EPS * (length + float(np.abs(pulls).sum(axis=2).max()))
     leading = sampled(below("Lemma 1: the gradient off its leading terms, over the bound", worst, 1.0))
     copied = (x.problem.keys.first_copies != np.arange(x.problem.T))[x.problem.mask].any()
+    least = float(slopes[:, 0].min())
     return (
         *(() if copied else (leading,)),  # it is written for tokens that differ: a copy counts in every weight
-        sampled(above("Lemma 2: least slope of Phi at distance |p^| from w", float(slopes[:, 0].min()), 0, strict=True)),
+        sampled(above("Lemma 2: least slope of Phi at distance |p^| from w", least, 0, strict=True)),
         sampled(
             above("Lemma 2: least growth of that slope farther out", float(np.diff(slopes, axis=1).min()), 0,
                   tolerance=rounding)
@@ -116,7 +117,9 @@ def constants(x: ProblemInstance) -> Findings:
     )
     if found.reason:
         return Findings(hypotheses, statement)
-    start = (200 + 30 * found.constant / float(keys.norm(direction))) * direction + float(keys.norm(direction)) * x.sphere(1, x.rng)[0]
+    start = (200 + 30 * found.constant / float(keys.norm(direction))) * direction + float(
+        keys.norm(direction)
+    ) * x.sphere(1, x.rng)[0]
     path = flow(x.objective, start=start, until_norm=radius)
     measured = found.product(path.prompt) if path.stop == "norm" else np.nan
     statement += (_equal_to_four_digits("|p_t| angle(p_t, p^) on the flow", measured, found.of_flow(path.prompt)),)

@@ -76,14 +76,15 @@ def _best_head(x: ProblemInstance, r: float) -> tuple[Float[Array, " D"], Float[
     return found.point, np.asarray(problem.labels * (chosen.tokens[:, 0] @ found.point))
 
 
-def _bound_by_convexity(x: ProblemInstance) -> Slack:
+def _bound_by_convexity(x: ProblemInstance, phases: JointPhases) -> Slack:
     """(3) of the proof, for random v and p: `L - L_0 >= mean_i w_i sum_t s_it Y_i v'(x_i alpha - x_it)`."""
     problem, rng, least = x.problem, x.rng, np.inf
     best = np.arange(problem.n), x.alpha
-    for r in (1.0, 3.0, 6.0):
+    prompts = 4 / phases.prompt.margin
+    for r in np.array([1.0, 3.0, 6.0]) / phases.head.margin:
         head, margins = _best_head(x, r)
         slope = np.exp(x.loss.log_slope(margins))
-        for v, p in zip(r * unit_rows(rng.normal(size=(40, head.size))), 4 * x.sphere(40, rng), strict=True):
+        for v, p in zip(r * unit_rows(rng.normal(size=(40, head.size))), prompts * x.sphere(40, rng), strict=True):
             v = 0.5 * (v + head) if rng.integers(2) else v
             scores = problem.labels[:, None] * problem.values.logits(v)
             weights = attention_weights(problem.keys, p)
@@ -124,7 +125,7 @@ def joint_phase(x: ProblemInstance) -> Findings:
         *_falls_like_inverse("the phase law, of p", p, norms),
         *_falls_like_inverse("v^mm, of v", v, norms),
         _exponent_of_excess(x, phase, path.heads[-1], path.prompts[-1]),
-        _bound_by_convexity(x),
+        _bound_by_convexity(x, phases),
     )
     return Findings(hypotheses, conclusion)
 
@@ -179,6 +180,9 @@ def _flow_to_relaxed(x: ProblemInstance, phases: JointPhases, path: FlowPath) ->
     objective, keys = path.objective, x.problem.keys
     if path.norm < 0.99e8:
         return (seen(above("norm that gradient flow reaches", path.norm, 0.99e8)),)
+    began = float(np.linalg.norm(path(0.0)))
+    if began > 1e4:
+        return (seen(below("norm that gradient flow starts from", began, 1e4), "shorter max-margin vectors"),)
     points = [path.at_norm(norm) for norm in (1e4, 1e6, 0.99e8)]
     lengths = [float(keys.norm(objective.prompt(point))) for point in points]
     growth = (lengths[2] - lengths[1]) / np.log(0.99e2)
