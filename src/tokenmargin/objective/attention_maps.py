@@ -7,7 +7,7 @@ A logit of minus infinity marks a position without a token, whose weight must be
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -262,6 +262,10 @@ class MapObjective(AbstractObjective):
                 f"attention must be an AttentionMap such as Sparsemax(), got {self.attention!r}; attention_named finds "
                 "one by name"
             )
+
+    @property
+    def merged(self) -> AbstractObjective:
+        return replace(self, problem=self.problem.merged)
 
     @property
     def constant_scores(self) -> Float[Array, "n T"] | None:
