@@ -15,6 +15,8 @@ from tokenmargin.dynamics import (
 )
 from tokenmargin.margin import max_margin, relaxed_max_margin
 from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.objective.attention_maps import MapObjective, Softmax
+from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.objective.losses import CustomLoss, LogisticLoss
 from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure3a, figure3b, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
@@ -239,3 +241,21 @@ def test_within_whole_runs_an_interrupt_ends_everything() -> None:
         with pytest.raises(KeyboardInterrupt), whole_runs():
             run()
         assert run().interrupted  # outside again
+
+
+@pytest.mark.parametrize("of", [PromptObjective, MapObjective, FactoredObjective])
+def test_copies_of_different_scores_do_not_hide_the_others(of) -> None:
+    """Two copies of a key, of scores 2 and 0, pull at each other with equal strength whatever p is: runs are those of
+    the problem in which both have the score 1, and do not end where the others' pulls are lost beside that."""
+    keys, scores = np.array([[[1.0, 0], [1, 0], [0, 1]], [[2, 0], [0, 1], [0, 1]]]), [[2.0, 0, 0.5], [1, 0.2, -0.4]]
+    problem = TokenProblem.of(keys, [1, 1], scores=scores)
+    if of is FactoredObjective:
+        problem = problem.with_matrix(np.array([1.0, 0.5]))
+    more = {"attention": Softmax(0.5)} if of is MapObjective else {}
+    objective, merged = of(problem, **more), of(problem.merged, **more)
+    start = np.full(objective.dimension, 0.3)
+    one, other = (evolve(each, steps=1000, start=start) for each in (objective, merged))
+    np.testing.assert_array_equal(one.final, other.final)
+    assert np.linalg.norm(one.final) > 50  # of 1000 steps of 0.1 in nearly one direction
+    assert one.objective is objective
+    assert flow(objective, start=start).stop == "norm"

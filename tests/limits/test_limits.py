@@ -436,8 +436,8 @@ def test_what_lies_across_may_be_long() -> None:
     ],
 )
 def test_a_direction_that_is_left_far_out_is_not_called_the_limit(keys, scores, start) -> None:
-    """Every start goes to the GMM, the only limit there is. What moves p across the direction that it keeps to before is
-    `exp(-distance)` of what moves it along."""
+    """Every start goes to the GMM, the only limit there is. What moves p across the direction that it keeps to before
+    is `exp(-distance)` of what moves it along."""
     problem = TokenProblem.of(np.array(keys) + 0.0, np.ones(len(keys)), scores=np.array(scores) + 0.0)
     found = atlas(problem)
     assert found.complete

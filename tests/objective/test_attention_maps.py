@@ -14,6 +14,7 @@ import tokenmargin as tm
 from tokenmargin.cli import main
 from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve, flow
 from tokenmargin.limits import limit_of
+from tokenmargin.limits.by_method import separating_direction
 from tokenmargin.margin import Constraints, max_margin, solve
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.attention_maps import (
@@ -250,3 +251,37 @@ def test_the_command_says_that_the_weights_are_exact(capsys) -> None:
     assert json.loads(capsys.readouterr().out)["stop"] == "saturated"
     assert main(["evolve", "fig1b", "--attention", "sparsemax", "--train", "joint"]) == 2
     assert isinstance(tm.Sparsemax(), AttentionMap)
+
+
+@pytest.mark.parametrize(("start", "gram"), [(None, False), ([-7.0], False), (None, True)])
+def test_a_key_of_zero_hides_no_other_under_sigmoid_attention(start, gram) -> None:
+    """Left of the origin the keys 3 and -2 both pull to the left, like exp(3 p) and exp(2 p); the weight of the key 0
+    stays what it is, and moves nothing."""
+    problem = TokenProblem.of([[[0.0], [3.0], [-1.0], [-2.0]]], [1], scores=[[-1.0, -1.0, 0.0, 2.0]])
+    problem = problem.as_gram() if gram else problem
+    limit = limit_of(MapObjective(problem, attention=Sigmoid(2.0)), None if start is None else np.array(start))
+    assert (limit.outcome, limit.kind) == ("direction", "GMM")
+    assert (problem.keys.logits(limit.point)[0, [1, 3]] * [-1, 1] > 0).all()  # to the left
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_copies_count_as_one_where_weights_are_exact() -> None:
+    """At p = -1 the key -1 has all the weight of the first input, and the two copies of -2 all of the second."""
+    keys, scores = np.array([[0.0, 2, -1], [0, -2, -2]])[..., None], [[1.0, 1, 2], [0, -1, -1]]
+    limit = limit_of(
+        MapObjective(TokenProblem.of(keys, np.ones(2), scores=scores), attention=Sparsemax()), np.array([-0.5])
+    )
+    assert limit.outcome == "saturated"
+    assert limit.named.names == [2, [1, 2]]
+
+
+def test_what_higher_scores_do_under_sigmoid_attention() -> None:
+    """A key that stands on the wrong side makes training leave, unless other inputs pull the same key more."""
+    alone = TokenProblem.of([[[0.0, 1.0], [1.0, 0.0]]], [1], scores=[[1.0, -1.0]])
+    keys = np.array([[[0.0, 1.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]])
+    together = TokenProblem.of(keys, [1, 1], scores=[[1.0, -1.0], [1.0, 3.0]])
+    kinds = [
+        separating_direction(MapObjective(problem, attention=Sigmoid()), np.array([1.0, 1.0])).kind
+        for problem in (alone, together)
+    ]
+    assert kinds == ["not locally optimal", "undecided"]

@@ -169,7 +169,7 @@ def evolve(
         raise ValueError(f"steps must be at least 0 and every at least 1, got {steps} and {every}")
     wanted = _checked_observables(keep)
     theta = _checked_start(objective, start)
-    seen_at = _objectives_of_steps(objective, batch, rng)
+    seen_at = _objectives_of_steps(objective.merged, batch, rng)
     method = method.for_objective(objective)
     first, states = (0, _initial(method, objective, theta)) if memory is None else memory
 

@@ -350,9 +350,7 @@ def flow(
     ('norm', array([0]), array([-0.099504,  0.995037,  0.      ]))
     """
     settings = FlowSettings() if settings is None else settings
-    objective = as_objective(objective, "flow")
-    if type(objective) is PromptObjective:  # copies keep equal weights: their pulls at each other are left out
-        objective = replace(objective, problem=objective.problem.merged)
+    objective = as_objective(objective, "flow").merged
     theta = objective.start() if start is None else as_array("start", start, float).copy()
     if theta.shape != (objective.dimension,):
         raise ValueError(

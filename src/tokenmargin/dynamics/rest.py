@@ -69,6 +69,10 @@ class DivergentRisk(PromptObjective):
 
     offset: Float[Array, "n T"] = field(kw_only=True)
 
+    @property
+    def merged(self) -> AbstractObjective:
+        return self  # copies of a key have logits of their own
+
     def forward(self, theta: Float[Array, "... D"]) -> Attention:
         logits = self.problem.keys.logits(theta) + self.offset
         return attend(logits, np.broadcast_to(self.problem.scores, logits.shape))

@@ -19,6 +19,7 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Tabular
 from tokenmargin.dynamics import AbstractMethod, Trajectory, evolve
 from tokenmargin.margin import Constraints, Kind, LimitDirection, MarginSolution, limit_direction, solve
+from tokenmargin.margin.leading_risk import least_known
 from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.attention_maps import MapObjective
@@ -210,24 +211,29 @@ def exact_weights(objective: MapObjective, p: Float[Array, " D"], solution: Marg
 def separating_direction(objective: MapObjective, p: Float[Array, " D"]) -> LimitDirection:
     """The shortest p with `<k_it, p> >= 1` for the tokens that are attended to at `p`, and `<= -1` for the others.
 
-    Tokens of score zero do not pull, and have no constraint. It is a limit ("LMM") when every token at distance
-    exactly 1 stands on the side to which its score pulls it, and the best one ("GMM") when all tokens do.
+    Tokens of score zero or of key zero do not pull, and have no constraint. It is a limit ("LMM") when every token at
+    distance exactly 1 stands on the side to which its score pulls it, and the best one ("GMM") when all tokens do. One
+    that does not makes training leave where no other moves its coordinate; else the others may outweigh it.
     """
     problem = objective.problem
     attended = problem.keys.logits(p) > 0
-    asked: Bool[Array, "n T"] = problem.mask & (problem.scores != 0)
+    asked: Bool[Array, "n T"] = problem.mask & (problem.scores != 0) & (problem.keys.token_norms > 0)
     inputs, positions = np.nonzero(asked)
     side = np.where(attended, 1.0, -1.0)
-    solution = solve(
-        Constraints(
-            problem.keys, problem.keys.index[inputs, positions], None, np.ones(len(inputs)),
-            np.stack([inputs, positions], axis=1), sign=side[asked],
-        )
+    constraints = Constraints(
+        problem.keys, problem.keys.index[inputs, positions], None, np.ones(len(inputs)),
+        np.stack([inputs, positions], axis=1), sign=side[asked],
     )  # fmt: skip
+    solution = solve(constraints)
     chosen = attended & problem.mask
     if not solution.is_optimal:
         return LimitDirection.without_direction(chosen.argmax(axis=1), chosen, solution)
     right = side * problem.scores > 0
     near = asked & (side * np.where(asked, problem.keys.logits(solution.vector), 0.0) <= 1 + NEIGHBOUR_TOLERANCE)
-    kind: Kind = "GMM" if right[asked].all() else "LMM" if right[near].all() else "not locally optimal"
+    kind: Kind = "GMM" if right[asked].all() else "LMM"
+    if not right[near].all():
+        rows = constraints.only(near[asked]).systems().rows[0]  # scaled to length 1
+        sizes = np.linalg.svd(rows, compute_uv=False)
+        independent = len(rows) == len(sizes) and sizes[-1] > least_known(problem.keys) * sizes[0]
+        kind = "not locally optimal" if independent else "undecided"
     return LimitDirection(chosen.argmax(axis=1), chosen, solution, near, np.full(problem.n, np.nan), kind)

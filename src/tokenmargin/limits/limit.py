@@ -6,7 +6,7 @@ This is where the dynamics meet the max-margin problems; the two rooms themselve
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias, overload
 
@@ -292,7 +292,7 @@ def _objective_and_problem(
         )
     if not isinstance(given, Followed):
         raise TypeError(f"limit_of follows p alone; give a problem or an objective of p, got {type(given).__name__}")
-    return replace(given, problem=given.problem.merged), given.problem
+    return given.merged, given.problem  # type: ignore[return-value]
 
 
 def _outcome_of_path(

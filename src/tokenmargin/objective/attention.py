@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -49,6 +49,12 @@ class AbstractObjective(abc.ABC):
     def constant_scores(self) -> Float[Array, "n T"] | None:
         """The scores of the tokens where training does not change them; copies share their mean."""
         return None
+
+    @property
+    def merged(self) -> AbstractObjective:
+        """The same risk, of which copies of a key have one score where training does not change scores: their pulls at
+        one another cancel whatever p is, and while they are larger than all others these are lost beside them."""
+        return self
 
     @property
     def has_kinks(self) -> bool:
@@ -182,6 +188,10 @@ class PromptObjective(AbstractObjective):
 
     def __post_init__(self) -> None:
         _check_signs(checked_problem(self.problem, type(self).__name__), self.loss)
+
+    @property
+    def merged(self) -> AbstractObjective:
+        return replace(self, problem=self.problem.merged)
 
     @property
     def constant_scores(self) -> Float[Array, "n T"] | None:

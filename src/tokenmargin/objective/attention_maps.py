@@ -7,7 +7,7 @@ A logit of minus infinity marks a position without a token, whose weight must be
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -264,6 +264,10 @@ class MapObjective(AbstractObjective):
             )
 
     @property
+    def merged(self) -> AbstractObjective:
+        return replace(self, problem=self.problem.merged)
+
+    @property
     def constant_scores(self) -> Float[Array, "n T"] | None:
         return self.problem.shared_scores
 
@@ -272,7 +276,9 @@ class MapObjective(AbstractObjective):
         return bool(np.isfinite(self.attention.margin))
 
     def has_exact_weights(self, theta: Float[Array, " D"]) -> bool:
-        return self.has_kinks and bool(((self.weights(theta) > 0).sum(axis=-1) == 1).all())
+        keys = self.problem.keys
+        distinct = keys.first_copies == np.arange(self.problem.T)  # copies have equal weights, and count as one
+        return self.has_kinks and bool(((self.weights(theta) > 0) & distinct).sum(axis=-1).max(initial=0) == 1)
 
     def weights(self, theta: Float[Array, "... D"]) -> Float[Array, "... n T"]:
         return self.attention.weights(self.problem.keys.logits(theta))
@@ -295,7 +301,7 @@ class MapObjective(AbstractObjective):
             return Descent(direction, log_norm - np.log(self.attention.temperature))
         keys = self.problem.keys
         logits = keys.logits(theta)
-        sizes, signs = self.attention.log_vjp(logits, np.broadcast_to(self.problem.scores, logits.shape))
+        sizes, signs = self._log_pulls(logits, np.broadcast_to(self.problem.scores, logits.shape))
         pulls, log_scale = exp_with_slopes(self.loss.log_slope(self.outputs(theta)), sizes)
         return unit_descent(keys, signs * pulls, log_scale[..., None] - np.log(keys.n))
 
@@ -308,7 +314,7 @@ class MapObjective(AbstractObjective):
         if self.attention.shares:  # the pulls of an input sum to zero: its keys are seen from one of them
             keys = keys - np.take_along_axis(keys, logits.argmax(axis=1)[:, None, None], axis=1)
         keys = np.where(self.problem.mask[..., None], keys, 0.0)
-        sizes, signs = self.attention.log_vjp(logits, self.problem.scores)
+        sizes, signs = self._log_pulls(logits, self.problem.scores)
         output = self.outputs(theta)
         log_slope, bend = self.loss.log_slope(output), self.loss.log_slope_derivative(output)
         pulls, scale = exp_with_slopes(log_slope, sizes)
@@ -318,6 +324,19 @@ class MapObjective(AbstractObjective):
         curvature = self.attention.curvature(logits, self.problem.scores, scale - log_slope)
         own = np.einsum("ntr,ntu,nuq->rq", keys, curvature, keys) + np.einsum("nr,n,nq->rq", pull, bend, slope)
         return join_blocks((make_block(pull.sum(axis=0), terms, float(scale), (own,)),), self.problem.n)
+
+    def _log_pulls(
+        self, logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]
+    ) -> tuple[Float[Array, "... n T"], Float[Array, "... n T"]]:
+        """Logarithms of how much each token pulls along its key, and the signs.
+
+        Of weights that do not share, that of a token whose key is zero never falls and moves nothing: it does not
+        count, or all others would be lost beside it.
+        """
+        sizes, signs = self.attention.log_vjp(logits, scores)
+        if not self.attention.shares:
+            sizes = np.where(self.problem.keys.token_norms > 0, sizes, -np.inf)
+        return sizes, signs
 
     @property
     def _softmax(self) -> PromptObjective:

@@ -13,7 +13,7 @@ the loss couples them, and so does only one term of the Jacobian.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -171,6 +171,10 @@ class ManyFactored(FactoredObjective):
     family: tuple[TokenProblem, ...] = field(kw_only=True)
     _tokens: Float[Array, "problems nT D_keys"] = field(kw_only=True, repr=False, compare=False)
 
+    @property
+    def merged(self) -> AbstractObjective:
+        return replace(self, problem=self.problem.merged, family=tuple(one.merged for one in self.family))
+
     @classmethod
     def of(cls, family: Sequence[TokenProblem], loss: AbstractLoss | None = None, *, rank: int = 0) -> ManyFactored:
         """From a list of problems."""
@@ -270,6 +274,10 @@ class MultiHeadObjective(AbstractObjective):
     """
 
     heads: tuple[TokenProblem, ...] = field(kw_only=True)
+
+    @property
+    def merged(self) -> AbstractObjective:
+        return replace(self, problem=self.problem.merged)
 
     @classmethod
     def of(cls, heads: Sequence[TokenProblem], loss: AbstractLoss | None = None) -> MultiHeadObjective:

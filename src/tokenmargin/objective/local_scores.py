@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -55,6 +55,10 @@ _TRIED = 16  # inputs in which the gradient of a head is compared with differenc
 @dataclass(frozen=True)
 class AbstractLocalObjective(AbstractObjective):
     """The risk as a function of p, through local scores."""
+
+    @property
+    def merged(self) -> AbstractObjective:
+        return replace(self, problem=self.problem.merged)
 
     @abc.abstractmethod
     def forward(self, theta: Float[Array, "... D"]) -> Attention:

@@ -8,7 +8,7 @@ guard and no penalty either. K and Q with rows and columns are in `factored`.
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -37,6 +37,10 @@ class ProductObjective(AbstractObjective):
     """
 
     margin_norm: ClassVar[AbstractNorm]
+
+    @property
+    def merged(self) -> AbstractObjective:
+        return replace(self, problem=self.problem.merged)
 
     @property
     @abc.abstractmethod
