@@ -550,6 +550,12 @@ def test_sequences_are_turned_away_from_tokens_that_attention_began_on(seed, tur
     assert 1 < scores.min() <= scores.max() < 8
 
 
+def test_one_token_in_each_sequence_is_among_what_lemmas_14_and_21_speak_of():
+    """They ask nothing of T: the token is selected, and the max-margin vector is 0."""
+    for name, verdict in (("A.lemma14", "holds"), ("A.lemma21", "holds"), ("A.lemma18", "vacuous")):
+        assert claim(name).on(one_token()).verdict == verdict
+
+
 def test_a_corpus_without_important_tokens_leaves_nothing_to_conclude():
     x = EmbeddingInstance.on(["the film", "the film"], [1, -1])
     names = [
