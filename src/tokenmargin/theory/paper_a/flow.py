@@ -170,12 +170,17 @@ def descent_follows_flow(x: EmbeddingInstance) -> Findings:
     objective = PromptObjective(problem)
     p, risks, way = x.steps[0].after.prompt, [], 0.0
     smoothness = objective.smoothness()
+    if not smoothness > 0:  # slopes below the smallest double: every step is too short
+        return Findings(
+            hypotheses, (seen(above("L, a Lipschitz constant", smoothness, 0, strict=True), "more digits"),)
+        )
     for _ in range(STEPS):
         direction, log_norm = objective.descent(p)
         way += (length := float(np.exp(log_norm[0])) / smoothness)
         p = p + length * direction
         risks.append(objective.value(p))
-    apart = float(problem.keys.norm(p - limit.path(way))) / way if limit.path.stop == "norm" else np.inf
+    followed = limit.path.stop == "norm" and way > 0  # steps may be below the smallest double
+    apart = float(problem.keys.norm(p - limit.path(way))) / way if followed else np.inf
     return Findings(
         hypotheses,
         (
