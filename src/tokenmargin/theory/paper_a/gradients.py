@@ -112,8 +112,8 @@ def lemma9(x: EmbeddingInstance) -> Findings:
             (grown,), (seen(below("angle to u; pi where u is not, or p not followed", np.pi, ACCURACIES[-1])),)
         )
     unit = solution.vector / keys.norm(solution.vector)
-    norms = np.geomspace(max(x.norm / 100, began), x.norm, 30)[1:-1]
-    points = np.stack([*map(limit.path.at_norm, norms), limit.path.final])
+    norms = np.geomspace(x.norm / 100, x.norm, 30)[:-1]
+    points = np.stack([*map(limit.path.at_norm, norms[norms > began]), limit.path.final])
     direction = PromptObjective(problem).descent(points).direction
     with np.errstate(invalid="ignore"):  # where texts under both labels cancel, the gradient has no direction
         ratio = keys.inner(direction, unit) * keys.norm(points) / keys.inner(direction, points)
