@@ -434,6 +434,16 @@ def test_lemma_3_where_ties_are_rounded():
         assert claim("A.lemma3").on(x).verdict != "fails"
 
 
+def test_flows_that_begin_far_out_or_have_no_slope_are_answered():
+    """The first step alone may be longer than the flow is followed; logits of 1e4 leave no slope to a double."""
+    far = EmbeddingInstance.on(["a b", "a c"], [1, 1], dimension=1, step=1e6, draws=1, norm=1e3)
+    assert float(np.linalg.norm(far.steps[0].after.prompt)) > 1e3
+    assert claim("A.lemma9").on(far).verdict == "undecided"
+    for step in (7e3, 7e4):  # the steps underflow, and then the Lipschitz constant too
+        sole = EmbeddingInstance.on(["a b c b a"], [1], step=step, dimension=5, norm=1e3)
+        assert claim("A.gradient-descent").on(sole).verdict == "vacuous"
+
+
 def test_delta_may_be_the_smallest_double():
     x = EmbeddingInstance.of(2, 2, delta=5e-324)
     assert claim("A.lemma2").on(x).verdict == "undecided"
@@ -548,6 +558,12 @@ def test_sequences_are_turned_away_from_tokens_that_attention_began_on(seed, tur
     assert weights[x.corpus.important][lost].min() > 0.99
     scores = np.where(limit.chosen, problem.scores, np.inf).min(axis=1)[lost]
     assert 1 < scores.min() <= scores.max() < 8
+
+
+def test_one_token_in_each_sequence_is_among_what_lemmas_14_and_21_speak_of():
+    """They ask nothing of T: the token is selected, and the max-margin vector is 0."""
+    for name, verdict in (("A.lemma14", "holds"), ("A.lemma21", "holds"), ("A.lemma18", "vacuous")):
+        assert claim(name).on(one_token()).verdict == verdict
 
 
 def test_a_corpus_without_important_tokens_leaves_nothing_to_conclude():

@@ -8,7 +8,9 @@ from tokenmargin.margin import limit_constraints
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import ExponentialLoss, LogisticLoss
 from tokenmargin.problem.instances import figure8, random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
+from tokenmargin.theory import ProblemInstance, claim
 from tokenmargin.theory.results.sublevel import Sublevel
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -53,3 +55,19 @@ def test_the_level_of_figure_8_is_nearly_sharp() -> None:
     found = Sublevel.of(figure8(), np.array([4.0, 0.0]), LogisticLoss())
     assert found.level < found.risk < 1.005 * found.level
     assert np.isnan(found.constant)
+
+
+@pytest.mark.parametrize("scores", [1e-8, 1.0, 2e3, 1e7])
+@pytest.mark.parametrize("keys", [1e-8, 1.0, 1e6])
+def test_the_proof_is_not_refuted_by_the_scale(keys, scores) -> None:
+    """One input of two tokens, where the proof's bounds are equations: room is rounding, and losses underflow."""
+    problem = TokenProblem.of([[[-0.4 * keys], [0.5 * keys]]], [1], scores=[[0.5 * scores, -0.2 * scores]])
+    direction = Sublevel.of(problem, np.zeros(1), LogisticLoss()).named.solution.vector
+    for far in (0.0, 1e-3, 1.0, 5.0):
+        assert claim("R.sublevel").on(ProblemInstance(problem, p=far * direction)).verdict == "holds"
+
+
+def test_above_the_level_no_constant_is_spoken_of() -> None:
+    (report,) = (one for one in claim("R.sublevel").own() if one.kind == "outside")
+    assert report.verdict == "vacuous"
+    assert not any(np.isnan(slack.bound) or np.isnan(slack.measured) for slack in report.findings.conclusion)

@@ -61,15 +61,15 @@ def selective_conditions(x: EmbeddingInstance) -> tuple[Slack, ...]:
     return assumption4(x), one_length(x), above("T", x.corpus.T, 2)
 
 
+def selecting_conditions(x: EmbeddingInstance) -> tuple[Slack, ...]:
+    """What (10) asks of eta_0 and d for the first step to show which tokens are important."""
+    return above("eta_0", x.step, enough_step(x.corpus)), *concentration(x), flat_attention(x)
+
+
 def theorem5_conditions(x: EmbeddingInstance) -> tuple[Slack, ...]:
     """Assumption 4 and the conditions (10) of Theorem 5."""
-    return (
-        *selective_conditions(x),
-        above("eta_0", x.step, enough_step(x.corpus)),
-        *concentration(x),
-        flat_attention(x),
-        above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3),
-    )
+    vocabulary = above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3)
+    return (*selective_conditions(x), *selecting_conditions(x), vocabulary)
 
 
 def without_subject(x: EmbeddingInstance, hypotheses: tuple[Slack, ...]) -> Findings | None:

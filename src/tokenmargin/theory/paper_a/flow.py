@@ -16,8 +16,11 @@ from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampl
 from tokenmargin.theory.evidence import FollowedFlow
 from tokenmargin.theory.paper_a.conditions import (
     IMPLIED,
+    assumption4,
     concentration,
+    one_length,
     quantile_of_draws,
+    selecting_conditions,
     selective_conditions,
     theorem5_conditions,
     true_of_most_draws,
@@ -86,14 +89,14 @@ def lemma13(x: EmbeddingInstance) -> Findings:
 def lemma14(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4 and (10) but for d > |S| + 2, with probability 1 - delta: if the direction of gradient flow
     has a limit, then in every sequence the limit selects the completely positive or negative token."""
-    hypotheses = theorem5_conditions(x)[:-1]
+    hypotheses = (assumption4(x), one_length(x), *selecting_conditions(x))
     return without_subject(x, hypotheses) or Findings(hypotheses, _selects_important(x))
 
 
 def lemma18(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4 and (10) but for d > |S| + 2, with probability 1 - delta: if the direction of gradient flow
     has a limit, it is the max-margin direction (9) of what it selects."""
-    hypotheses = theorem5_conditions(x)[:-1]
+    hypotheses = (*selective_conditions(x), *selecting_conditions(x))
     if x.corpus.T == 1:  # (9) has no constraint, and its solution 0 no direction
         return Findings(hypotheses)
     return without_subject(x, hypotheses) or Findings(hypotheses, _aligns_with_margin(x))
@@ -167,12 +170,17 @@ def descent_follows_flow(x: EmbeddingInstance) -> Findings:
     objective = PromptObjective(problem)
     p, risks, way = x.steps[0].after.prompt, [], 0.0
     smoothness = objective.smoothness()
+    if not smoothness > 0:  # slopes below the smallest double: every step is too short
+        return Findings(
+            hypotheses, (seen(above("L, a Lipschitz constant", smoothness, 0, strict=True), "more digits"),)
+        )
     for _ in range(STEPS):
         direction, log_norm = objective.descent(p)
         way += (length := float(np.exp(log_norm[0])) / smoothness)
         p = p + length * direction
         risks.append(objective.value(p))
-    apart = float(problem.keys.norm(p - limit.path(way))) / way if limit.path.stop == "norm" else np.inf
+    followed = limit.path.stop == "norm" and way > 0  # steps may be below the smallest double
+    apart = float(problem.keys.norm(p - limit.path(way))) / way if followed else np.inf
     return Findings(
         hypotheses,
         (

@@ -106,12 +106,17 @@ def lemma9(x: EmbeddingInstance) -> Findings:
     limit, keys = x.limits[0], problem.keys
     solution = class_margin(problem, chosen)
     grown = length_reached([limit], x.norm)
-    if limit.path.stop != "norm" or not solution.is_optimal or np.isinf(solution.margin):
-        return Findings((grown,), (seen(below("angle to u", np.pi, ACCURACIES[-1])),))
+    began = float(keys.norm(x.steps[0].after.prompt))
+    if limit.path.stop != "norm" or not began < x.norm / 10 or not solution.is_optimal or np.isinf(solution.margin):
+        return Findings(
+            (grown,), (seen(below("angle to u; pi where u is not, or p not followed", np.pi, ACCURACIES[-1])),)
+        )
     unit = solution.vector / keys.norm(solution.vector)
-    points = np.stack([limit.path.at_norm(r) for r in np.geomspace(x.norm / 100, x.norm, 30)[:-1]] + [limit.path.final])
+    norms = np.geomspace(x.norm / 100, x.norm, 30)[:-1]
+    points = np.stack([*map(limit.path.at_norm, norms[norms > began]), limit.path.final])
     direction = PromptObjective(problem).descent(points).direction
-    ratio = keys.inner(direction, unit) * keys.norm(points) / keys.inner(direction, points)
+    with np.errstate(invalid="ignore"):  # where texts under both labels cancel, the gradient has no direction
+        ratio = keys.inner(direction, unit) * keys.norm(points) / keys.inner(direction, points)
     turn = 1 - float(cosine(keys, limit.path.at_norm(x.norm / 10), points[-1]))
     reached = float(cosine(keys, points[-1], unit))
     return Findings(
@@ -132,7 +137,7 @@ def _promised_cosine(
 ) -> Slack:
     """The cosine at the end against what the proof promises from where (15) holds for good."""
     keys = problem.keys
-    broken = np.flatnonzero(ratio < 1 - eps)
+    broken = np.flatnonzero(~(ratio >= 1 - eps))
     since = points[min(broken[-1] + 1 if len(broken) else 0, len(points) - 1)]
     r, R = float(keys.norm(since)), float(keys.norm(points[-1]))
     promised = (1 - eps) * (1 - r / R) + float(keys.inner(unit, since)) / R

@@ -47,7 +47,7 @@ def after_first_step(x: EmbeddingInstance, step: FirstStep) -> Links:
     return {
         "|<p^1, E_s - E_t>| <= d^(-1/8)": (float(np.ptp(a)), d**-0.125),
         "T |q - 1/T| <= 2 d^(-1/8)": (float(np.abs(above_uniform * T).max()), 2 * d**-0.125),
-        "mean (eta_0/2) y alpha - 1/(22 eta_0) - y f <= 0": (short, rounding_of_margins(step)),
+        "mean (eta_0/2) y alpha - 1/(22 eta_0) - y f <= 0, to rounding": (short, rounding_of_margins(step)),
         "risk at p^1 <= the bound of Lemma 12": (risk, risk_bound(x) + rounding_of_risk(step, risk)),
         "risk at p^1 <= log(1 + exp(-eta_0/(4nT^2)))": (risk, float(loss.value(np.array([eta / (4 * n * T**2)]))[0])),
         "eta_0/(4nT) <= lead of an important token's gamma": (

@@ -27,7 +27,9 @@ from tokenmargin.theory.paper_a.classes import RESIDUAL
 from tokenmargin.theory.paper_a.conditions import (
     IMPLIED,
     allowed_deviations,
+    assumption4,
     concentration,
+    one_length,
     quantile_of_draws,
     selective_conditions,
     theorem5_conditions,
@@ -213,7 +215,8 @@ def lemma21(x: EmbeddingInstance) -> Findings:
     length at most 4n and leads by 1 everywhere."""
     n = x.corpus.n
     hypotheses = (
-        *selective_conditions(x),
+        assumption4(x),
+        one_length(x),
         *concentration(x),
         above("d, for E_s nearly orthogonal", x.dimension, nearly_orthogonal(x)),
     )

@@ -14,6 +14,7 @@ from scipy.optimize import brentq
 
 from tokenmargin.dynamics import FlowPath, flow
 from tokenmargin.margin import LimitDirection, limit_constraints, limit_direction
+from tokenmargin.norms import EPS
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.instances import figure8, random_problem
@@ -32,6 +33,7 @@ class Sublevel:
     - `named`: the direction p^ of the best tokens.
     - `level`: the risk below which every output stays above the second best score of its input.
     - `risk`: the risk at the start.
+    - `rounding`: what `risk` and `level` may be off by.
     - `least`: `f_i^min`, what the outputs never fall below from there.
     - `constant`: C_1 of the proof; NaN where the start is not below the level.
     """
@@ -40,6 +42,7 @@ class Sublevel:
     named: LimitDirection
     level: float
     risk: float
+    rounding: float
     least: Float[Array, " n"]
     constant: float
 
@@ -54,21 +57,30 @@ class Sublevel:
         second = np.where(copies, -np.inf, scores).max(axis=1)
         floor = loss.value(top)
         level = float(np.min(loss.value(second) - floor) + floor.sum()) / problem.n
-        risk = float(PromptObjective(problem, loss).value(start))
+        outputs = PromptObjective(problem, loss).outputs(start)
+        risk = float(loss.value(outputs).mean())
+        # Outputs are sums of T scores, and matter by the slope there; losses may be below the smallest double.
+        sizes = np.where(problem.mask, np.abs(problem.shared_scores), 0.0).max(axis=1)
+        parts = np.abs(loss.value(outputs)) + np.abs(floor) + np.exp(loss.log_slope(outputs)) * sizes
+        rounding = float(8 * EPS * (problem.n + problem.T) * parts.mean() + np.finfo(float).tiny)
         if not risk < level:
-            return cls(problem, named, level, risk, second, np.nan)
-        allowed = problem.n * risk - floor.sum() + floor  # the loss of each input never exceeds this
+            return cls(problem, named, level, risk, rounding, second, np.nan)
+        # the loss of each input never exceeds this
+        allowed = problem.n * (risk + rounding) - floor.sum() + floor
         alone = np.isneginf(second)  # all tokens of the input are copies: its output never changes
         least = np.array([_margin_at(loss, *ends) for ends in zip(allowed, second, top, strict=True)])
-        slopes = np.exp(loss.log_slope(np.stack([least, top])))
+        slopes = loss.log_slope(np.stack([least, top]))
         lowest = np.where(problem.mask, scores, np.inf).min(axis=1)
         above = np.where(alone, np.inf, least - second)
         # Of one copy of the best token, at least.
         weight = np.where(alone, 1.0, above / np.where(alone, 1.0, top - second)) / copies.sum(axis=1)
-        most = slopes.max(axis=0) * (top - lowest)
-        smallest = slopes.min(axis=0) * weight * above
         rivals = len(limit_constraints(problem, best))
-        return cls(problem, named, level, risk, least, float(most.max() / smallest.min() * max(rivals - 1, 0) / np.e))
+        # As logarithms: slopes of scores in the hundreds underflow.
+        with np.errstate(divide="ignore", over="ignore"):
+            most = slopes.max(axis=0) + np.log(top - lowest)
+            smallest = slopes.min(axis=0) + np.log(weight * above)
+            constant = np.exp(most.max() - smallest.min()) * (rivals - 1) / np.e if rivals > 1 else 0.0
+        return cls(problem, named, level, risk, rounding, least, float(constant))
 
     def weighted_excess(self, p: Float[Array, " D"], loss: AbstractLoss) -> float:
         """`sum_j l_j (<d_j, p> - least of them)`, l_j the shares of the gradient's terms: at most C_1 by the proof."""
@@ -81,13 +93,16 @@ class Sublevel:
         return float(shares @ (leads - leads.min()) / shares.sum())
 
     def least_slack(self, path: FlowPath, arcs: Float[Array, " k"]) -> float:
-        """Least room in the proof's inequality `|p| <= r_1 + nu (h - h_1) + (C_1/nu) log(h/h_1)`, h = <p^, p>."""
+        """Least room, over |p|, in the proof's `|p| <= r_1 + nu (h - h_1) + (C_1/nu) log(h/h_1)`, h = <p^, p>."""
         keys, nu = self.problem.keys, self.named.solution.margin
+        if np.isinf(self.constant):
+            return np.inf
         points = path(arcs)
         h, r = keys.inner(points, np.broadcast_to(self.named.solution.vector, points.shape)), keys.norm(points)
         begin = int(np.argmax(h > 0))
         h, r = h[begin:], r[begin:]
-        return float(np.min((r[0] + nu * (h - h[0]) + self.constant / nu * np.log(h / h[0]) - r)[1:]))  # 0 at the first
+        room = r[0] + nu * (h - h[0]) + self.constant / nu * np.log(h / h[0]) - r
+        return float(np.min((room / r)[1:]))  # 0 at the first
 
 
 def _margin_at(loss: AbstractLoss, value: float, low: float, high: float) -> float:
@@ -108,14 +123,20 @@ def _check_flow(problem: TokenProblem, start: Float[Array, " D"], loss: Abstract
     far = norm / found.named.solution.margin
     path = flow(objective, start=start, until_norm=far)
     off = float(angle(problem.keys, path.prompt, found.named.solution.vector)) if path.stop == "norm" else np.inf
+    near = seen(below(f"angle to the best tokens' direction at {norm:g} |p^|", off, 1e-2))
+    if np.isnan(found.constant):  # a start above the level: the proof's bounds have no constants
+        return (near,)
     arcs = np.concatenate([[0.0], np.geomspace(1e-3, 1, 60)]) * path.arcs[-1]
     lowest = float((objective.outputs(path(arcs)) - found.least).min())
     spreads = [found.weighted_excess(point, loss) for point in path(arcs)]
+    # The flow's error in a step is a share of |p|, and |p| grows: those of a hundred steps count, earlier ones no more.
+    error = 100 * path.settings.tolerance
+    outputs = error * float(np.abs(problem.scores[problem.mask]).max())
     return (
-        seen(below(f"angle to the best tokens' direction at {norm:g} |p^|", off, 1e-2)),
-        sampled(above("least output above f_i^min on the way", lowest, 0, tolerance=1e-9)),
+        near,
+        sampled(above("least output above f_i^min on the way", lowest, 0, tolerance=outputs)),
         sampled(below("largest spread of the leads in the gradient", max(spreads), found.constant)),
-        sampled(above("least room in the bound on |p|", found.least_slack(path, arcs), 0, tolerance=1e-6)),
+        sampled(above("least room in the bound on |p|, over |p|", found.least_slack(path, arcs), 0, tolerance=error)),
     )
 
 
@@ -130,7 +151,7 @@ def sublevel(x: ProblemInstance) -> Findings:
     hypotheses = (
         true("the best tokens are separable", found.named.solution.is_optimal),
         true("there are others", bool(found.named.solution.vector.any())),
-        below("risk at the start", found.risk, found.level, strict=True),
+        below("risk at the start", found.risk, found.level, strict=True, tolerance=found.rounding),
     )
     return Findings(hypotheses, _check_flow(x.problem, start, x.loss, 1e4))
 
@@ -155,7 +176,13 @@ def theorem5_plus(x: EmbeddingInstance) -> Findings:
         hypotheses,
         (
             true("the best tokens are the important ones", important),
-            below("risk after the first step, against the level", found.risk, found.level, strict=True),
+            below(
+                "risk after the first step, against the level",
+                found.risk,
+                found.level,
+                strict=True,
+                tolerance=found.rounding,
+            ),
             *_check_flow(after.problem(), after.prompt, loss, 1e4),
         ),
     )
