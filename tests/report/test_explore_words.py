@@ -194,6 +194,20 @@ STATES = {
 }
 
 
+def test_a_place_to_settle_never_has_none_of_the_disc() -> None:
+    """Starts far out along its direction stay, whatever a grid of starts meets; and with another place none has all."""
+    script = """
+    import { basinWords } from "%s/words.js";
+    const limits = [true, false].map((best, k) => ({ sets: [[k]], best, global: best, only: best, margin: 1 }));
+    const said = (shares) => basinWords({ run: { end: 0 }, limits, state: { start: [0, 0] }, shares: new Map(shares) });
+    console.log(JSON.stringify([[[1, 1]], [[0, 1]]].map((shares) => said(shares))));
+    """
+    command = [NODE, "--input-type=module", "-e", script % STATIC.as_uri()]
+    none, every = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert "under 1% of the disc leads to the best" in none
+    assert "over 99% of the disc leads to the best" in every
+
+
 @pytest.fixture(scope="module")
 def states() -> dict[str, dict]:
     return dict(zip(STATES, said(*[state for state, *_ in STATES.values()]), strict=True))

@@ -89,8 +89,10 @@ def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
 
 
 def _weight_of(path: Trajectory | FlowPath, selected: Any) -> float:
-    """The weight of the tokens that are named, all of an input together, in the mean over the inputs; where weights are no
-    shares (sigmoid), each by itself."""
+    """The weight of the tokens that are named, all of an input together, in the mean over the inputs.
+
+    Where weights are no shares (sigmoid), it is that of each by itself.
+    """
     import numpy as np
 
     from tokenmargin.objective.attention_maps import MapObjective
