@@ -106,7 +106,7 @@ def test_an_infeasible_selection_is_refuted_in_the_drawing(page: Page, tmp_path:
 
 def test_a_set_is_listed_as_one_and_without_an_answer_no_plane_is_explained(page: Page, tmp_path: Path) -> None:
     keys = [[0.0, 0, 1], [1, 0, 0], [1, 0, 0]]
-    for name, scores, listed in (("equal", [1, 1, 1], "Training settles on no selection."), ("set", [0, 1, 1], "A2+A3")):
+    for name, scores, listed in (("equal", [1, 1, 1], "Training settles on no"), ("set", [0, 1, 1], "A2+A3")):
         tm.TokenProblem.of([keys], [1], scores=[scores]).save(tmp_path / f"{name}.json")
         open_file(page, tmp_path / f"{name}.json")
         until(page, f"window.explore.own.name === '{name}.json' && window.explore.own.overview")
