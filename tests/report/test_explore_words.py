@@ -179,6 +179,7 @@ STATES = {
             "asked": [0, 0],
         },
         ("training", "beside", "Whether training settles on A1 and B1 is not said here"),
+        ("settle", "above", "It can be followed to |p| = "),
         ("proofs", "above", "its tokens on the margin cancel, and smaller terms decide."),
     ),
     "weights that round to one": (

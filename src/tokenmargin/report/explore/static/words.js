@@ -116,7 +116,8 @@ function followed({ run, limits, state, inputs }) {
   if (!limit) {
     if (run.finite) return `${listed(run.finite.flatMap((set, i) => (set.length > 1 ? set.map((t) => nameOf(i, t)) : [])))} keep their shares of the weight for ever; p grows across them, and the others fall behind.`;
     if (pullsNothing(inputs)) return nowhere(limits, inputs);
-    const away = run.flat ? `${run.beyond.length ? "Followed on (dotted), it" : "It"} comes to a stop at |p| = ${short(Math.hypot(...run.dense.at(-1)))}: the pulls cancel there to rounding.` : "It has not settled on one of the limits.";
+    const stop = limits.open.length ? "can be followed to" : "comes to a stop at"; // smaller terms may go on
+    const away = run.flat ? `${run.beyond.length ? "Followed on (dotted), it" : "It"} ${stop} |p| = ${short(Math.hypot(...run.dense.at(-1)))}: the pulls cancel there to rounding.` : "It has not settled on one of the limits.";
     return limits.length ? away : `${away} ${nowhere(limits, inputs)}`;
   }
   const off = angleBetween(last, limit.unit);
