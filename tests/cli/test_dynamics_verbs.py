@@ -47,6 +47,21 @@ def test_a_tie_of_equals_that_flow_keeps_is_named(capsys, tmp_path) -> None:
     assert "A1 B1+B2" in capsys.readouterr().out
 
 
+def test_the_weight_is_that_of_the_tokens_named(capsys, tmp_path) -> None:
+    """Five equal weights at p = 0; three tokens that keep all of it for ever; weights that are no shares."""
+    around = TokenProblem.of([[[2.0, 0], [0, 2], [-2, 0], [0, -2], [0, 0]]], [1], scores=[[1, 1, 1, 1, 0]])
+    around.save(around_file := tmp_path / "around.npz")
+    held = TokenProblem.of([[[0.0, 0], [1, 0], [-1, 0], [0, -1]]], [1], scores=[[1, 0, 0, 0]])
+    held.save(held_file := tmp_path / "held.npz")
+    for words, *asked in (
+        ("A1 (mean weight 0.200000)", str(around_file)),
+        ("A1+A2+A3 (mean weight 1.000000)", str(held_file), "--method", "flow"),
+        ("A1+A2 (mean weight 1.000000)", "fig1b", "--attention", "sigmoid"),
+    ):
+        assert main(["evolve", *asked]) == 0
+        assert words in capsys.readouterr().out
+
+
 def test_a_zero_coordinate_of_a_problem_in_space_is_printed(capsys, tmp_path) -> None:
     space = tmp_path / "space.npz"
     TokenProblem.of([[[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.5, 1.5]]], [1], scores=[[1, 0, 0]]).save(space)

@@ -179,6 +179,7 @@ STATES = {
             "asked": [0, 0],
         },
         ("training", "beside", "Whether training settles on A1 and B1 is not said here"),
+        ("settle", "above", "It can be followed to |p| = "),
         ("proofs", "above", "its tokens on the margin cancel, and smaller terms decide."),
     ),
     "weights that round to one": (
@@ -192,6 +193,20 @@ STATES = {
         ("training", "above", ", and so on in 3 more."),
     ),
 }
+
+
+def test_a_place_to_settle_never_has_none_of_the_disc() -> None:
+    """Starts far out along its direction stay, whatever a grid of starts meets; and with another place none has all."""
+    script = """
+    import { basinWords } from "%s/words.js";
+    const limits = [true, false].map((best, k) => ({ sets: [[k]], best, global: best, only: best, margin: 1 }));
+    const said = (shares) => basinWords({ run: { end: 0 }, limits, state: { start: [0, 0] }, shares: new Map(shares) });
+    console.log(JSON.stringify([[[1, 1]], [[0, 1]]].map((shares) => said(shares))));
+    """
+    command = [NODE, "--input-type=module", "-e", script % STATIC.as_uri()]
+    none, every = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert "under 1% of the disc leads to the best" in none
+    assert "over 99% of the disc leads to the best" in every
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,17 @@ def test_an_infeasible_selection_is_refuted_in_the_drawing(page: Page, tmp_path:
     assert page.locator(".band").count() == 0
 
 
+def test_a_set_is_listed_as_one_and_without_an_answer_no_plane_is_explained(page: Page, tmp_path: Path) -> None:
+    keys = [[0.0, 0, 1], [1, 0, 0], [1, 0, 0]]
+    for name, scores, listed in (("equal", [1, 1, 1], "Training settles on no"), ("set", [0, 1, 1], "A2+A3")):
+        tm.TokenProblem.of([keys], [1], scores=[scores]).save(tmp_path / f"{name}.json")
+        open_file(page, tmp_path / f"{name}.json")
+        until(page, f"window.explore.own.name === '{name}.json' && window.explore.own.overview")
+        assert listed in page.inner_text("#limits")
+        assert ("Across is p" in page.inner_text('[data-live="own"]')) == (name == "set")
+        assert "Seen in the plane" not in page.inner_text('[data-live="own"]')
+
+
 def test_the_pictures_and_the_library_exchange_problems(page: Page) -> None:
     page.evaluate("() => window.explore.show('settle')")
     page.evaluate("() => window.explore.show('own')")

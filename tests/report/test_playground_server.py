@@ -52,7 +52,7 @@ def test_a_problem_is_certified(playground: str) -> None:
     assert verdict["evidence"] == [{"token": [0, 1], "weight": one}]
     status, _, body = call(playground, "POST", "/api/problem/overview", PROBLEM)
     assert status == 200
-    assert json.loads(body)["limits"] == [{"selected": [0], "margin": one, "gmm": True}]
+    assert json.loads(body)["limits"] == [{"selected": [0], "sets": [[0]], "margin": one, "gmm": True}]
 
 
 def test_a_limit_beside_tied_tokens_has_no_cone(playground: str) -> None:

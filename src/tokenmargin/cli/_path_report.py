@@ -71,6 +71,7 @@ def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
         "loss": float(path.objective.value(path.final)),
         "selected": selected,
         "saturation": float(path.saturation),
+        "selected_weight": _weight_of(path, selected),
         "angle": float(angle(problem.keys, path.prompt, solution.vector)) if aligned else None,
         "cosine": float(cosine(problem.keys, path.prompt, solution.vector)) if aligned else None,
         "direction": {
@@ -85,6 +86,23 @@ def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
         "exact_weights": _exact_weights(path, solution),
         **flow_only,
     }
+
+
+def _weight_of(path: Trajectory | FlowPath, selected: Any) -> float:
+    """The weight of the tokens that are named, all of an input together, in the mean over the inputs.
+
+    Where weights are no shares (sigmoid), it is that of each by itself.
+    """
+    import numpy as np
+
+    from tokenmargin.objective.attention_maps import MapObjective
+
+    named = [
+        row[np.atleast_1d(tokens)] for row, tokens in zip(path.objective.weights(path.final), selected, strict=True)
+    ]
+    if isinstance(path.objective, MapObjective) and not path.objective.attention.shares:
+        return float(np.concatenate(named).mean())
+    return float(np.mean([row.sum() for row in named]))
 
 
 def _exact_weights(path: Trajectory | FlowPath, solution: MarginSolution) -> dict[str, float | None] | None:
@@ -112,7 +130,7 @@ def print_report(report: dict[str, Any], keys: AbstractGeometry) -> None:
             ("norm", f"{report['norm']:.6g} after {report['steps']} steps"),
             ("loss", f"{report['loss']:.6g}"),
             *(_flow_facts(report) if "stop" in report else []),
-            ("selected", f"{_selected_text(report['selected'])} (mean weight {report['saturation']:.6f})"),
+            ("selected", f"{_selected_text(report['selected'])} (mean weight {report['selected_weight']:.6f})"),
         ]
         if (exact := report["exact_weights"]) is not None:
             shortest = exact["shortest_norm"]

@@ -133,9 +133,8 @@ def _print_solution(report: dict[str, Any], keys: AbstractGeometry) -> None:
         ("optimal tokens", "yes" if report["globally_optimal"] else "no, another token of an input scores higher")
     )
     if len(report["equals"]):
-        facts.append(
-            ("equal scores", f"{_token_names(report['equals'])}: training need not leave these behind, see `atlas`")
-        )
+        told = "as good in training, copies with their mean score, so it need not leave these behind: see `atlas`"
+        facts.append(("alike", f"{_token_names(report['equals'])}: {told}"))
     print_facts(facts)
 
 

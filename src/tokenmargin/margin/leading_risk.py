@@ -80,7 +80,7 @@ class LeadingRisk:
         return len({(leading[i], int(vectors[i, t])) for i, t in (self.tokens[j] for j in losing)})
 
     def direction(self, tie: LimitDirection, basis: Float[Array, "k r"]) -> tuple[Float[Array, " r"], bool]:
-        """The direction in these coordinates, and whether nothing of it lies outside the span of the rows, of `basis`."""
+        """The direction in these coordinates, and whether nothing of it lies outside the span of the rows (`basis`)."""
         within = (basis @ self.beside) @ basis
         q = within - self.weights[tuple(np.array(self.tokens).T)] @ self.rows
         return q, bool(np.linalg.norm(self.beside - within) * tie.solution.margin <= NEIGHBOUR_TOLERANCE)

@@ -152,7 +152,8 @@ def _train_prompt(problem: TokenProblem) -> dict[str, Any]:
     weights = objective.forward(path.prompt).weights
     largest = weights.max(axis=-1, keepdims=True)
     level = np.vectorize(_percent)(weights) == np.vectorize(_percent)(largest)  # what reads alike is named together
-    share = "over 99.9%" if largest.min() > 0.999 else f"{'at least ' if problem.n > 1 else ''}{_percent(largest.min())}"
+    least = float(largest.min())
+    share = "over 99.9%" if least > 0.999 else f"{'at least ' if problem.n > 1 else ''}{_percent(least)}"
     words += f" attention gives {names_of(level)} {share} of the weight{' each' if level.sum() > 1 else ''}"
     if (level & ~limit.chosen).any():
         words += "; some of these are level, and to which of them training goes on, if to any, this run does not tell"

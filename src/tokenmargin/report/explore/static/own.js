@@ -84,10 +84,10 @@ export function drawOwn() {
   for (const button of document.querySelectorAll('[data-act="own-move"]')) button.hidden = !answer.planar;
 }
 
-function aboutOwn({ shape: [n, T, d], unit, verdict }) {
+function aboutOwn({ shape: [n, T, d], verdict }) {
   const what = `${own.name || "An example"}: ${n} input${n > 1 ? "s" : ""} of ${T} token${T > 1 ? "s" : ""} in ${d} dimension${d > 1 ? "s" : ""}.`;
   if (d <= 2) return what;
-  if (verdict.status === "optimal" && unit[0]) return `${what} Across is p, so that the band and the margin are true; up is the direction in which the tokens differ most.`;
+  if (verdict.status === "optimal" && verdict.margin) return `${what} Across is p, so that the band and the margin are true; up is the direction in which the tokens differ most.`;
   if (verdict.status !== "infeasible") return what;
   return `${what} Seen in the plane in which the differences that refute the selection spread most; there, too, they add up to zero.`;
 }

@@ -231,7 +231,7 @@ export function showLimits() {
   const rows = limits.slice(0, 7).map((limit, k) => {
     const badge = element("span", { className: "badge", textContent: limit.global ? "★" : k + 1, ariaHidden: "true" });
     badge.style.background = disc.c.limit(colourOf(k));
-    const part = shares ? `, ${percent(shares.get(k) ?? 0)}` : "";
+    const part = shares ? `, ${percent(shares.get(k) ?? 1e-300)}` : ""; // starts far out along it stay
     const row = element("button", { className: "limit", title: "Show its band" }, badge, element("b", { textContent: limit.sets.map((set, i) => set.map((t) => nameOf(i, t)).join("+")).join(" ") }), element("small", { textContent: `margin ${short(limit.margin)}${part}` }));
     row.dataset.limit = k;
     row.setAttribute("aria-pressed", k === view.focus);

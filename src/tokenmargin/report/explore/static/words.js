@@ -19,8 +19,8 @@ export const short = (x) => {
 };
 const lossText = (loss) => (Math.abs(loss) < 1e-3 || Math.abs(loss) >= 1e4 ? short(loss) : minus(loss.toFixed(4)));
 const degrees = (radians) => `${short(+((radians * 180) / Math.PI).toPrecision(2))}°`;
-/** A part of the disc in whole percent; what rounds to all or to nothing is not said to be so. */
-const partOf = (part) => (part < 1 - 1e-9 && part >= 0.995 ? "over 99%" : part > 0 && part < 0.005 ? "under 1%" : `${Math.round(100 * part)}%`);
+/** The part of the disc that leads to a limit, in whole percent: never nothing, for starts far out along it stay, and all only without `others`. */
+const partOf = (part, others = false) => (part >= 0.995 && (others || part < 1 - 1e-9) ? "over 99%" : part < 0.005 ? "under 1%" : `${Math.round(100 * part)}%`);
 const tokens = (sets) => verb(sets.flat(), "token", "tokens");
 
 /** Who leads now, and by how much. */
@@ -116,7 +116,8 @@ function followed({ run, limits, state, inputs }) {
   if (!limit) {
     if (run.finite) return `${listed(run.finite.flatMap((set, i) => (set.length > 1 ? set.map((t) => nameOf(i, t)) : [])))} keep their shares of the weight for ever; p grows across them, and the others fall behind.`;
     if (pullsNothing(inputs)) return nowhere(limits, inputs);
-    const away = run.flat ? `${run.beyond.length ? "Followed on (dotted), it" : "It"} comes to a stop at |p| = ${short(Math.hypot(...run.dense.at(-1)))}: the pulls cancel there to rounding.` : "It has not settled on one of the limits.";
+    const stop = limits.open.length ? "can be followed to" : "comes to a stop at"; // smaller terms may go on
+    const away = run.flat ? `${run.beyond.length ? "Followed on (dotted), it" : "It"} ${stop} |p| = ${short(Math.hypot(...run.dense.at(-1)))}: the pulls cancel there to rounding.` : "It has not settled on one of the limits.";
     return limits.length ? away : `${away} ${nowhere(limits, inputs)}`;
   }
   const off = angleBetween(last, limit.unit);
@@ -146,7 +147,7 @@ export function basinWords({ run, limits, state, shares, inputs }) {
     return `Started at ${start}. ${endWords({ run, limits, state: { method: "flow" }, inputs })}${count}`;
   }
   const good = limits.flatMap((one, k) => (one.best ? [k] : []));
-  const best = good.length && shares ? ` ${partOf(good.reduce((sum, k) => sum + (shares.get(k) ?? 0), 0))} of the disc leads to the best.` : "";
+  const best = good.length && shares ? ` ${partOf(good.reduce((sum, k) => sum + (shares.get(k) ?? 0), 0), good.length < limits.length)} of the disc leads to the best.` : "";
   return `From ${start}, training ends on ${tokensOf(limit.sets)}${limit.only ? `, the best ${tokens(limit.sets)}` : limit.best ? ", as good as any" : ""}. ${placesToSettle(limits)}${best}`;
 }
 
