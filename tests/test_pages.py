@@ -128,3 +128,15 @@ def test_the_first_commands_print_what_the_readme_says(tmp_path, monkeypatch, ca
             printed = "".join(capsys.readouterr())
             expected = said.removesuffix("...\n").splitlines()
             assert same("\n".join(expected), "\n".join(printed.splitlines()[: len(expected)]))
+
+
+def test_the_graph_of_next_tokens_is_the_one_on_its_page(tmp_path, monkeypatch, capsys) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install 'tokenmargin[report]')")
+    from tokenmargin.cli import main
+
+    ((command, said),) = re.findall(r"```text\n\$ tokenmargin (.*?)\n(.*?)```", PAGES["docs/next-token.md"], re.DOTALL)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)) == 0
+    assert same(said, capsys.readouterr().out)
+    assert (tmp_path / "graph.png").exists()

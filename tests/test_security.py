@@ -14,6 +14,8 @@ import torch
 import tokenmargin as tm
 from tokenmargin.classifier.files import save_model
 from tokenmargin.data.pipeline import prepare
+from tokenmargin.experiments import experiment_named
+from tokenmargin.experiments.records import record
 from tokenmargin.problem.problem_files import load_problem
 from tokenmargin.training.checkpoint import save_checkpoint
 
@@ -32,10 +34,13 @@ READ = """
 import json
 from tokenmargin.classifier.files import load_model
 from tokenmargin.data.prepared import load_prepared
+from tokenmargin.data.sources import read_labelled
+from tokenmargin.experiments.records import Run
 from tokenmargin.problem.problem_files import load_problem
 from tokenmargin.training.checkpoint import load_checkpoint
 from pathlib import Path
-readers = {"problem": load_problem, "model": load_model, "prepared": load_prepared, "checkpoint": load_checkpoint}
+readers = {"problem": load_problem, "model": load_model, "prepared": load_prepared, "checkpoint": load_checkpoint,
+           "texts": read_labelled, "record": lambda run: (Run(run).damage(), Run(run).table("findings"))}
 for watched in (False, True):  # the first time modules are imported, which is execution
     for kind, path in json.loads(sys.argv[1]):
         watching = watched
@@ -50,13 +55,17 @@ def files(tmp_path: Path) -> list[tuple[str, str]]:
     """A file of every kind that is read back."""
     problem = tm.random_problem(2, 3, 2, rng=np.random.default_rng(0))
     problem.save(tmp_path / "problem.npz")
+    problem.save(tmp_path / "problem.json")
     texts, labels = ["good film", "bad film", "good fun", "bad fun"] * 4, [1, -1, 1, -1] * 4
     save_model(tm.TokenSelectionClassifier().fit(texts, labels), tmp_path / "model")
     prepare(texts, labels).save(tmp_path / "ids.safetensors")
     (tmp_path / "run").mkdir()
     save_checkpoint(tmp_path / "run", 3, {"x": torch.ones(2)}, {"note": "x"})
-    names = {"problem": "problem.npz", "model": "model", "prepared": "ids.safetensors", "checkpoint": "run"}
-    return [(kind, str(tmp_path / name)) for kind, name in names.items()]
+    (tmp_path / "texts.csv").write_text("text,label\ngood film,1\nbad film,-1\n", encoding="utf-8")
+    run = record(experiment_named("fig1a")(steps=2), tmp_path / "runs")
+    names = [("problem", "problem.npz"), ("problem", "problem.json"), ("model", "model"), ("texts", "texts.csv"),
+             ("prepared", "ids.safetensors"), ("checkpoint", "run"), ("record", f"runs/{run.id}")]  # fmt: skip
+    return [(kind, str(tmp_path / name)) for kind, name in names]
 
 
 def watched(program: str, *arguments: str) -> list[list[str]]:

@@ -61,7 +61,7 @@ def test_figure_3b_reaches_the_relaxed_direction(geometry: int) -> None:
 
 
 def test_the_textbook_formula_fails_where_ours_holds() -> None:
-    """The same 1000 normalised steps on Figure 1b with `s (gamma - f)`, as the README and the page of fig1b tell it.
+    """The same 1000 normalised steps on Figure 1b with `s (gamma - f)`, as `docs/measured.md` tells it.
 
     The right tokens are selected, but the direction is lost: four runs stay at a cosine of 0.55 to 0.57 with their
     limit, two at 0.98, and none comes to another limit.
