@@ -150,9 +150,8 @@ def _print_fit(classifier: TokenSelectionClassifier, texts: int) -> None:
         print_message(f"{classifier.n_duplicates_} texts are copies of others: copies stay on one side of every split")
     if not tokens:
         print_message(
-            "NO TOKEN is known: no word (punctuation is none) occurs often enough, so every text gets the base rate;"
+            "NO TOKEN is known: no word (punctuation is none) occurs --min-count times; every text gets the base rate"
         )
-        print_message("try --min-count 1")
     print_message(str(check) if check else "too few texts to hold any out: the accuracy was not measured")
 
 

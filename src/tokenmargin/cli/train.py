@@ -278,7 +278,9 @@ def _print_training(report: dict[str, Any], out: Path) -> None:
     print_answer(f"{report['status']} after {report['epochs']} epochs")
     print_answer(f"loss {report['loss']:.4g}, accuracy {report['accuracy']:.2%}")
     rho_v, rho_p = (f"{rho:+.3f}" if rho == rho else "none" for rho in (report["rho_v"], report["rho_p"]))
-    clear = f"right on {report['sign']:.1%} of {report['clear']} clear tokens" if report["clear"] else "clear of no token"
+    clear = (
+        f"right on {report['sign']:.1%} of {report['clear']} clear tokens" if report["clear"] else "clear of no token"
+    )
     print_answer(
         f"rank correlation of E.v with the posterior difference {rho_v}, of E.p with its modulus {rho_p}; "
         f"sign of E.v {clear}"
