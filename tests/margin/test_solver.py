@@ -1,6 +1,7 @@
 """Max-margin solutions: known answers, an independent solver, certificates, and the hard cases."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,9 +18,11 @@ from tokenmargin.margin import (
     label_margin,
     max_margin,
     relaxed_max_margin,
+    solve,
     support_inputs,
 )
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
+from tokenmargin.margin.constraints import row_constraints
 from tokenmargin.problem.instances import (
     figure1a,
     figure1b,
@@ -200,6 +203,15 @@ def test_ties_are_judged_beside_their_own_rows(keys: list, tied: list) -> None:
     problem = TokenProblem.of(keys, [1, 1], scores=np.zeros(np.shape(keys)[:2]))
     for view in (problem, problem.as_gram()):
         assert class_margin(view, np.array(tied)).status != "optimal"
+
+
+@pytest.mark.parametrize("long", [1e3, 1e12, 1e40, 1e200])
+def test_long_rows_of_margin_zero_are_not_off_by_a_share_of_the_margin(long: float) -> None:
+    """Twice the first row and the other two add up to zero. Of p = (1, 0) these are off by 1, which beside their lengths
+    is nothing; with the other sign it is the solution."""
+    for sign, statuses in ((-1.0, {"infeasible", "inaccurate"}), (1.0, {"optimal"})):
+        asked = row_constraints(np.array([[1.0, 0.0], [sign, long], [sign, -long]]))
+        assert solve(replace(asked, bound=np.array([1.0, 0.0, 0.0]))).status in statuses
 
 
 def test_a_tie_whose_length_inner_products_do_not_tell_is_not_certified() -> None:

@@ -31,7 +31,8 @@ _LARGEST_EXPONENT = 1023
 class Systems(NamedTuple):
     """A stack of systems with scaled rows, and what undoes the scaling: `multipliers * scale / lengths`.
 
-    - `size`: the unit in which a violation is counted: the bound, or the least of the others where it is 0.
+    - `size`: the unit in which a violation is counted: the bound, or the least of the others where it is 0, taken as
+      a bound of this row or as a distance, whichever is less.
     - `lengths`, `scale`: powers of two; a row was divided by its length, the vector is to be multiplied by the scale.
     - `lost`: what rounding took from the rows, so that `rows + lost` are exact; None for nothing, NaN for unknown.
     - `in_range`: which systems doubles can hold.
@@ -105,13 +106,13 @@ def normalised_systems(
         lost = np.ldexp(lost, -exponent[:, :, None])
     if underflow.any():
         lost = np.where(underflow, np.nan, 0.0 if lost is None else lost)
-    relative, scale = _scaled_bounds(np.broadcast_to(bound, exponent.shape), exponent)
+    relative, size, scale = _scaled_bounds(np.broadcast_to(bound, exponent.shape), exponent)
     in_range = finite & np.isfinite(scale) & (scale > 0) & ~((relative == 0) & (bound > 0)).any(axis=1)
     return Systems(
         rows=rows,
         bound=relative,
         equality=equality,
-        size=_units(relative),
+        size=size,
         lengths=np.ldexp(1.0, exponent),
         scale=scale,
         lost=lost,
@@ -125,14 +126,13 @@ def joined_systems(parts: Sequence[Systems]) -> Systems:
         np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("lengths", "bound", "rows")
     )
     asked = bound > 0
-    bound, scale = _scaled_bounds(asked.astype(float), np.frexp(lengths)[1] - 1)
+    bound, size, scale = _scaled_bounds(asked.astype(float), np.frexp(lengths)[1] - 1)
     in_range = np.all((bound > 0) == asked, axis=1) & np.isfinite(scale) & (scale > 0)
     for part in parts:
         in_range &= True if part.in_range is None else part.in_range
     lost = None
     if any(part.lost is not None for part in parts):
         lost = np.concatenate([np.zeros_like(x.rows) if x.lost is None else x.lost for x in parts], axis=1)
-    size = _units(bound)
     return Systems(rows, bound, None, size, lengths, scale, lost, None if in_range.all() else in_range)
 
 
@@ -159,22 +159,26 @@ def _exponents(raw: Float[Array, "B k r"]) -> Int[Array, "B k"]:
     return np.minimum(exponent, _LARGEST_EXPONENT)
 
 
-def _scaled_bounds(bound: Float[Array, "B k"], exponent: Int[Array, "B k"]) -> tuple[Array, Array]:
-    """`bound` over `2**exponent`, divided by a power of two so that the largest is at most 1; and that power."""
+def _scaled_bounds(bound: Float[Array, "B k"], exponent: Int[Array, "B k"]) -> tuple[Array, Array, Array]:
+    """`bound` over `2**exponent`, divided by a power of two so that the largest is at most 1; the unit in which the
+    violation of each constraint is counted; and that power."""
     asked = bound > 0
     least = np.where(asked, exponent, _LARGEST_EXPONENT + 1).min(axis=1, initial=_LARGEST_EXPONENT + 1)
     least = np.where(asked.any(axis=1), least, 0)
     relative = np.ldexp(bound, least[:, None] - exponent)
     mantissa, top = np.frexp(relative.max(axis=1, initial=0.0))
     top = top - (mantissa == 0.5)
+    relative = np.ldexp(relative, -top[:, None])
+    size, smallest = relative, np.finfo(float).tiny
+    if not asked.all():
+        one = bound.min(axis=1, where=asked, initial=np.inf, keepdims=True)
+        one = np.where(np.isfinite(one), one, 1.0)
+        with np.errstate(over="ignore"):
+            of_row = np.ldexp(one, (least - top)[:, None] - exponent)
+        distance = relative.min(axis=1, where=asked, initial=1.0, keepdims=True)
+        size = np.where(asked, relative, np.maximum(np.minimum(of_row, distance), smallest))
     with np.errstate(over="ignore"):
-        return np.ldexp(relative, -top[:, None]), np.ldexp(1.0, top - least)
-
-
-def _units(bound: Float[Array, "B k"]) -> Float[Array, "B k"]:
-    """The unit in which the violation of each constraint is counted."""
-    asked = bound > 0
-    return np.where(asked, bound, bound.min(axis=1, where=asked, initial=1.0, keepdims=True))
+        return relative, size, np.ldexp(1.0, top - least)
 
 
 def rescale_exactly(
