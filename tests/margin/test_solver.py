@@ -207,8 +207,8 @@ def test_ties_are_judged_beside_their_own_rows(keys: list, tied: list) -> None:
 
 @pytest.mark.parametrize("long", [1e3, 1e12, 1e40, 1e200])
 def test_long_rows_of_margin_zero_are_not_off_by_a_share_of_the_margin(long: float) -> None:
-    """Twice the first row and the other two add up to zero. Of p = (1, 0) these are off by 1, which beside their lengths
-    is nothing; with the other sign it is the solution."""
+    """Twice the first row and the other two add up to zero. Of p = (1, 0) these are off by 1, which beside their
+    lengths is nothing; with the other sign it is the solution."""
     for sign, statuses in ((-1.0, {"infeasible", "inaccurate"}), (1.0, {"optimal"})):
         asked = row_constraints(np.array([[1.0, 0.0], [sign, long], [sign, -long]]))
         assert solve(replace(asked, bound=np.array([1.0, 0.0, 0.0]))).status in statuses
