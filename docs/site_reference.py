@@ -18,7 +18,8 @@ __all__ = ["TASKS", "Task", "task_text"]
 BESIDE = {
     "tokenmargin.norms": ("CustomNorm", "LpNorm", "SchattenNorm"),
     "tokenmargin.problem.problem_files": ("ProblemFileError",),
-    "tokenmargin.problem.geometry": ("Coordinates", "Gram", "bilinear"),
+    "tokenmargin.problem.geometry": ("Coordinates", "Gram"),
+    "tokenmargin.problem.matrix_geometry": ("bilinear",),
     "tokenmargin.problem.instances": (
         "NAMED_PROBLEMS",
         "figure1a",

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.rounding import rounding
 
-from tokenmargin.problem.geometry import Coordinates, Gram, bilinear
+from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.label_problems import ClassProblem
+from tokenmargin.problem.matrix_geometry import bilinear
 from tokenmargin.problem.token_problem import TokenProblem
 
 # Sums of at most 12 products (tokens, or five coordinates) of normal draws, all below 4: of logits, inner products and

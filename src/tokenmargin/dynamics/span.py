@@ -20,7 +20,8 @@ from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.objective.products import ProductObjective
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
-from tokenmargin.problem.geometry import Bilinear, Coordinates
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.matrix_geometry import Bilinear
 
 _ORDINARY = 10  # keys whose differences are at most 2^10 and at least 2^-10 long are followed as they are
 _EXTREME = 460  # beyond 2^460 (1e138) or below 2^-460, squares of the lengths that p comes to are no doubles

@@ -37,7 +37,8 @@ from tokenmargin.objective.forward import (
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.objective.products import ProductObjective, plain_space
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
-from tokenmargin.problem.geometry import Coordinates, Gram, as_matrix
+from tokenmargin.problem.geometry import Coordinates, Gram
+from tokenmargin.problem.matrix_geometry import as_matrix
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 
 LARGEST_RANK = 1 << 16

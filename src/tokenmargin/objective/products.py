@@ -22,7 +22,8 @@ from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import Descent, Linearisation
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, LogSigned
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
-from tokenmargin.problem.geometry import Coordinates, as_matrix
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.matrix_geometry import as_matrix
 from tokenmargin.problem.token_problem import TokenProblem
 
 _NOISE = 8 * EPS  # a product below this share of its factors cannot be told from rounding

@@ -24,7 +24,8 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin.problem.abstract_geometry import MaybeArray, as_array
-from tokenmargin.problem.geometry import Coordinates, bilinear
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.matrix_geometry import bilinear
 from tokenmargin.problem.token_problem import TokenProblem
 
 _BLOCK = 16

@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike
 from tokenmargin._files import atomic_path, write_arrays
 from tokenmargin._notebook import Drawable, Tabular
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, check_finite, read_only
-from tokenmargin.problem.geometry import Bilinear, Coordinates, as_matrix, bilinear
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.matrix_geometry import Bilinear, as_matrix, bilinear
 from tokenmargin.problem.names import token_names
 
 Kind = TypeVar("Kind", bound="TokenProblem")

@@ -12,8 +12,8 @@ from tokenmargin.dynamics import regularisation_path
 from tokenmargin.margin import MarginSolution, max_margin
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.attention_problems import cross_attention
-from tokenmargin.problem.geometry import Bilinear
 from tokenmargin.problem.instances import figure8
+from tokenmargin.problem.matrix_geometry import Bilinear
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import leads
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, searched, seen, true
