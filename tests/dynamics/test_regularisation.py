@@ -7,9 +7,9 @@ from tests.oracles.certified import ESTIMATED
 from tests.oracles.rounding import of_attention, of_difference, rounding
 
 from tokenmargin.dynamics import cone_path, flow, regularisation_path
-from tokenmargin.dynamics.paths.ball import prompt_landscape
+from tokenmargin.dynamics.paths.ball import minimum_along, prompt_landscape
 from tokenmargin.dynamics.paths.joint import ridge_path
-from tokenmargin.dynamics.paths.newton import Sphere, minimise
+from tokenmargin.dynamics.paths.newton import TOLERANCE, Sphere, minimise
 from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.local_scores import HeadObjective, NonlinearHead
@@ -98,6 +98,25 @@ def test_both_geometries_give_one_path() -> None:
         size = apart * float(problem.keys.norm(plain)) * float(problem.keys.norm(problem.keys.vectors).max())
         logits = paths[1].objective.problem.keys.logits(gram)
         np.testing.assert_allclose(logits, problem.keys.logits(plain), rtol=0, atol=size)
+
+
+@pytest.mark.parametrize("power", [-60, -20, 20, 60])
+def test_paths_do_not_depend_on_the_unit_of_the_keys(power) -> None:
+    """The minimiser at a radius is off by at most the residual times the radius: the sphere alone curves as much."""
+    problem, radii, unit = random_problem(3, 4, 3, rng=1), np.array([1.0, 10.0, 1e3, 1e5]), 2.0**power
+    paths = []
+    for size in (1.0, unit):
+        scaled = TokenProblem.of(size * problem.keys.tokens, problem.labels, scores=problem.scores)
+        found = regularisation_path(scaled, radii / size, rng=0, starts=4)
+        np.testing.assert_array_equal(found.radii, radii / size)
+        assert found.residuals.max() <= TOLERANCE
+        q = found.points[-1]
+        cone = cone_path(scaled, q, radii[1:] / size, width=0.1, rng=0)
+        assert cone.verdict == "converges"
+        along = minimum_along(PromptObjective(scaled), q, float(radii[-1] / size))
+        paths.append(size * np.concatenate([found.points, cone.points, along[None]]))
+    off = np.linalg.norm(paths[0] - paths[1], axis=1) / np.linalg.norm(paths[0], axis=1)
+    assert off.max() <= 2 * TOLERANCE
 
 
 def test_a_bounded_minimum_stays_inside_the_ball() -> None:

@@ -151,8 +151,8 @@ def regularisation_path(
     rng, objective = generator(rng), as_objective(objective, "regularisation_path")
     if starts < 0:
         raise ValueError(f"starts must be at least 0, got {starts}")
-    grid = checked_radii(radii)
-    reduced = ReducedObjective.of(objective)
+    reduced = ReducedObjective.of(objective, in_units=True)
+    wanted, grid = checked_radii(radii, reduced.unit)
     ball = _Ball(reduced.objective)
     guided = reduced.reduce(np.zeros((0, objective.dimension)) if directions is None else directions)
     branches: list[list[Minimum | None]] = []
@@ -168,14 +168,14 @@ def regularisation_path(
             if progress is not None:
                 progress((done + 1) / len(grid))
     except KeyboardInterrupt:
-        if not np.any(grid[:done] >= np.asarray(radii, dtype=float)[0]):
+        if not np.any(grid[:done] >= wanted[0]):
             raise  # nothing is there to be kept
         interrupted, grid = note_interrupt(), grid[:done]
         branches = [branch[:done] for branch in branches]
-    wanted = np.searchsorted(grid, [r for r in np.asarray(radii, dtype=float) if r <= grid[-1]])
-    pieces = [_branch_of([branch[k] for k in wanted], reduced) for branch in branches]
+    kept = np.searchsorted(grid, wanted[wanted <= grid[-1]])
+    pieces = [_branch_of([branch[k] for k in kept], reduced) for branch in branches]
     pieces = sorted((b for b in pieces if np.isfinite(b.log_excess).any()), key=lambda b: float(b.log_excess[-1]))
-    return RegularisationPath(objective, grid[wanted], tuple(pieces), interrupted)
+    return RegularisationPath(objective, reduced.unit * grid[kept], tuple(pieces), interrupted)
 
 
 def minimum_along(objective: AbstractObjective, direction: Float[Array, " D"], radius: float) -> Float[Array, " D"]:
@@ -188,8 +188,8 @@ def minimum_along(objective: AbstractObjective, direction: Float[Array, " D"], r
     >>> minimum_along(PromptObjective(figure1b()), np.array([1.0, 0.0, 0.0]), 1e3).round(3) + 0.0
     array([1000.,    0.,    0.])
     """
-    reduced = ReducedObjective.of(objective)
-    start = reduced.reduce(direction)
+    reduced = ReducedObjective.of(objective, in_units=True)
+    start, radius = reduced.reduce(direction), radius / reduced.unit
     local = prompt_landscape(reduced.objective, select(reduced.objective.problem.keys, reduced.objective.prompt(start)))
     start = start * (radius / np.linalg.norm(start))
     if not np.isfinite(local(start)[0]):  # the risk is lower than that of what is selected: no minimum selects it
@@ -198,8 +198,11 @@ def minimum_along(objective: AbstractObjective, direction: Float[Array, " D"], r
     return reduced.lift(found.point if found.converged else np.full_like(start, np.nan))
 
 
-def checked_radii(radii: Sequence[float] | Float[Array, " radii"], *, first: float = 1.0) -> Float[Array, " radii"]:
-    """The radii with others between them, so that none is more than twice the one before, from at most `first` on."""
+def checked_radii(
+    radii: Sequence[float] | Float[Array, " radii"], unit: float, *, first: float = 1.0
+) -> tuple[Float[Array, " k"], Float[Array, " radii"]]:
+    """The radii in the unit, a power of two; and these with others between them, so that none is more than twice the
+    one before, from at most `first` on."""
     wanted = np.asarray(radii, dtype=np.float64)
     if (
         wanted.ndim != 1
@@ -209,8 +212,11 @@ def checked_radii(radii: Sequence[float] | Float[Array, " radii"], *, first: flo
         or (np.diff(wanted) <= 0).any()
     ):
         raise ValueError(f"radii must be positive and growing, got {radii!r}")
-    if wanted[0] < SMALLEST:
-        raise ValueError(f"radii must be at least {SMALLEST:g}: in a smaller ball rounding decides, got {wanted[0]:g}")
+    if wanted[0] < SMALLEST * unit:
+        raise ValueError(
+            f"radii must be at least {SMALLEST * unit:g}: in a smaller ball rounding decides, got {wanted[0]:g}"
+        )
+    wanted = wanted / unit
     grid = [np.array([min(first, wanted[0])])]
     for radius in wanted:
         last = grid[-1][-1]
@@ -219,7 +225,7 @@ def checked_radii(radii: Sequence[float] | Float[Array, " radii"], *, first: flo
             between = last * (radius / last) ** (np.arange(1, steps + 1) / steps)
             between[-1] = radius
             grid.append(between)
-    return np.concatenate(grid)
+    return wanted, np.concatenate(grid)
 
 
 class _Ball:

@@ -106,20 +106,20 @@ def cone_path(
     if starts < 0:
         raise ValueError(f"starts must be at least 0, got {starts}")
     direction = checked_vector("direction", direction, objective.dimension, "one direction of the parameter")
-    reduced = ReducedObjective.of(objective)
+    reduced = ReducedObjective.of(objective, in_units=True)
     q = reduced.reduce(direction)
     length = float(np.linalg.norm(q))
-    if length == 0 or length < (1 - 1e-9) * float(np.linalg.norm(objective.norms(direction))):
+    if length == 0 or reduced.unit * length < (1 - 1e-9) * float(np.linalg.norm(objective.norms(direction))):
         raise ValueError("direction must be a non-zero vector in the span of the tokens")
     cap = _Cap(reduced.objective, q / length, width)
-    grid = checked_radii(radii, first=np.inf)
+    ends, grid = checked_radii(radii, reduced.unit, first=np.inf)
     found: list[Ranked] = []
     for radius in grid.tolist():
         near = [cap.q, *(found[-1][1] / np.linalg.norm(found[-1][1]) for _ in found[-1:])]
         found.append(cap.minimum(radius, [*near, *cap.random(starts, rng)]))
-    wanted = [_lowest_up_to(cap, grid, found[: k + 1]) for k in np.searchsorted(grid, np.asarray(radii, dtype=float))]
+    wanted = [_lowest_up_to(cap, grid, found[: k + 1]) for k in np.searchsorted(grid, ends)]
     points = reduced.lift(np.stack([point for _, point in wanted]))
-    return ConePath(objective, direction / length, width, np.asarray(radii, dtype=float), points)
+    return ConePath(objective, direction / (reduced.unit * length), width, reduced.unit * ends, points)
 
 
 Ranked = tuple[tuple[float, float], Array]
