@@ -167,7 +167,8 @@ def _compare(here: Case, found: Atlas, limit: Limit, tally: Tally, where: str) -
             tally.silent.append(f"{where}: {limit!r} is {off:.1e} rad from the atlas, {found!r}")
         return
     tally.outcomes[limit.outcome] += 1
-    if limit.path.stop == "norm" and limit.outcome == "undecided" and limit.path.saturation >= SATURATED:
+    went_all_the_way = limit.path.stop == "norm" and limit.path.saturation >= SATURATED
+    if limit.outcome == "undecided" and went_all_the_way and not limit.angle <= CLOSE:
         tally.silent.append(f"{where}: {limit!r} has gone all the way along no direction that is known")
     if limit.outcome != "bounded":
         tally.reasons[limit.reason or "NO REASON"] += 1
