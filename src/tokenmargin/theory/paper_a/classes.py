@@ -156,16 +156,19 @@ def _least_squares(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> tuple[F
 
 def closed_form(x: EmbeddingInstance) -> Findings:
     """Where `M p = 1` has a solution, M holding the differences of (9), the max-margin vector is `M^+ 1`."""
-    unsolved, apart, _ = _pseudo_inverse(x)
+    unsolved, apart, *_ = _pseudo_inverse(x)
     return Findings(hypotheses=(_is_solved(unsolved),), conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),))
 
 
 def closed_form_with_signs(x: EmbeddingInstance) -> Findings:
     """Where `M p = 1` has a solution and the multipliers `(M M')^+ 1` are not negative, the solution of (18) is
     `M^+ 1`; without ties that is the max-margin vector of (9)."""
-    unsolved, apart, smallest = _pseudo_inverse(x, printed=True)
+    unsolved, apart, smallest, off = _pseudo_inverse(x, printed=True)
+    signs = above("smallest multiplier (M M')^+ 1", smallest, 0, tolerance=RESIDUAL)
+    if off > RESIDUAL and abs(smallest) <= off:
+        signs = seen(signs, "more digits")
     return Findings(
-        hypotheses=(_is_solved(unsolved), above("smallest multiplier (M M')^+ 1", smallest, 0, tolerance=RESIDUAL)),
+        hypotheses=(_is_solved(unsolved), signs),
         conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),),
     )
 
@@ -175,21 +178,26 @@ def _is_solved(residual: float) -> Slack:
     return below("residual of M p = 1", residual, UNSOLVED)
 
 
-def _pseudo_inverse(x: EmbeddingInstance, *, printed: bool = False) -> tuple[float, float, float]:
-    """Over the draws: residual of `M p = 1`, relative distance of `M^+ 1` from p^ (of (9), or of (18) as printed), and
-    the smallest multiplier."""
-    unsolved, apart, smallest = 0.0, 0.0, np.inf
+def _pseudo_inverse(x: EmbeddingInstance, *, printed: bool = False) -> tuple[float, float, float, float]:
+    """Over the draws: residual of `M p = 1`, relative distance of `M^+ 1` from p^ (of (9), or of (18) as printed), the
+    smallest multiplier, and by how much rounding moves multipliers."""
+    unsolved, apart, smallest, off = 0.0, 0.0, np.inf, 0.0
     for problem, chosen in x.problems_and_choices:
         M, residual = _least_squares(problem, chosen)
         unsolved = max(unsolved, residual)
         solution = solve(printed_constraints(problem, chosen)) if printed else class_margin(problem, chosen)
         if not solution.is_optimal:
-            return unsolved, np.nan, smallest  # nothing to compare with
+            return unsolved, np.nan, smallest, off  # nothing to compare with
         if len(M):
-            vector = np.linalg.pinv(M) @ np.ones(len(M))
+            inverse = np.linalg.pinv(M)
+            vector = inverse @ np.ones(len(M))
             apart = max(apart, float(problem.keys.norm(vector - solution.vector)) * solution.margin)
-            smallest = min(smallest, float((np.linalg.pinv(M @ M.T) @ np.ones(len(M))).min()))
-    return unsolved, apart, smallest
+            multipliers = inverse.T @ vector  # (M M')^+ 1 without squaring the condition of M
+            smallest = min(smallest, float(multipliers.min()))
+            # A singular vector is known to the rounding of the largest singular value over the smallest.
+            condition = float(np.linalg.norm(M, 2) * np.linalg.norm(inverse, 2))
+            off = max(off, 8 * max(M.shape) * EPS * condition * float(np.abs(multipliers).max()))
+    return unsolved, apart, smallest, off
 
 
 def lemma20(x: EmbeddingInstance) -> Findings:
