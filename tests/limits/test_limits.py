@@ -264,6 +264,15 @@ def test_on_a_line_known_by_inner_products() -> None:
     assert "but inner products tell it to" in told.reason
 
 
+def test_a_held_tie_with_the_direction_of_a_choice() -> None:
+    """In a mirror: a choice among the equals has the direction of their tie, and is left for larger margins far from
+    it; the tie itself is held, and the start goes to it."""
+    here = case(709, 17)
+    limit = limit_of(here.posed, here.starts[0])
+    assert (limit.outcome, limit.kind, limit.named.names) == ("direction", "stable", [[1, 3], [0, 2], [1, 3]])
+    assert limit.named.chosen.tolist() in [entry.chosen.tolist() for entry in atlas(here.posed).limits]
+
+
 def test_a_higher_score_just_beyond_the_margin_is_too_close_to_call() -> None:
     """The third token is ahead of margin 1 by 3e-8: rounding of a solve in other units could make it a neighbour."""
     problem = TokenProblem.of([[[1.0, 0.0], [0.0, 0.0], [-3e-8, 1.0]]], [1], scores=[[1.0, 0.0, 2.0]])

@@ -242,10 +242,14 @@ def direction_of_flow(path: FlowPath, tolerance: float = TOLERANCE) -> LimitDire
     if path.finite_part is not None:
         return tied_direction(problem, path.finite_part.tied, scored=path.objective.constant_scores is not None)
     named = limit_direction(problem, path.selected, loss=loss)
-    if path.stop == "norm" and not _angle_to(path, named) <= tolerance:
+    near = _angle_to(path, named) <= tolerance
+    if path.stop == "norm" and not (near and named.is_limit):
         tied = _level_equals(problem, path, tolerance)
-        if tied is not None and _angle_to(path, tie := tie_of_equals(problem, tied, loss)[0]) <= tolerance:
-            return tie
+        if tied is not None:
+            # A choice among equals may have the very direction of their tie, and not be a limit where the tie is one.
+            tie, verdict = tie_of_equals(problem, tied, loss)
+            if _angle_to(path, tie) <= tolerance and (verdict != "not held" or not near):
+                return tie
     return named
 
 

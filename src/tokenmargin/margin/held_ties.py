@@ -18,7 +18,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.leading_risk import Verdict, least_known, minimum_across
-from tokenmargin.margin.limit_directions import constraints_beside_equals, neighbours_beside
+from tokenmargin.margin.limit_directions import KINDS, constraints_beside_equals, neighbours_beside
 from tokenmargin.margin.limit_results import LimitDirection
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
@@ -80,7 +80,8 @@ def tie_of_equals(
 ) -> tuple[LimitDirection, Verdict]:
     """The direction along which the tokens of equal score in `tied` lead together, and whether training holds it.
 
-    Its kind is "stable" where it is held. A tie in inputs without a neighbour alone is "not held": nothing pulls at it.
+    Its kind is "stable" where it is held, "undecided" where that is not known. A tie in inputs without a neighbour
+    alone is "not held": nothing pulls at it.
     """
     selected = tied.argmax(axis=1)
     alike = tokens_of_equal_score(problem, selected)
@@ -93,7 +94,7 @@ def tie_of_equals(
     if (lead_over(logits, selected)[alike & ~tied] <= NEIGHBOUR_TOLERANCE).any():
         return found, "not held"  # another token leads as well: that is another tie
     verdict = _verdict_on_tie(problem, found, loss or LogisticLoss())
-    return (replace(found, kind="stable") if verdict == "held" else found), verdict
+    return replace(found, kind=KINDS[verdict]), verdict
 
 
 class _Ties:

@@ -46,6 +46,8 @@ from tokenmargin.selection import (
 
 COMPARED = 1 << 24
 """Numbers that the differences of all pairs may hold to be compared with one another."""
+KINDS: dict[Verdict, Kind] = {"held": "stable", "not held": "not locally optimal", "unknown": "undecided"}
+"""What a direction is, by whether training holds it."""
 CHOICES = 256
 """Choices among tokens that tie in score and in logit which are compared before the answer is "inaccurate"."""
 
@@ -203,8 +205,7 @@ def _kind_beside_higher_scores(problem: TokenProblem, found: LimitDirection, los
         return "not locally optimal"
     if found.solution.norm != L2:
         return "undecided"
-    names: dict[Verdict, Kind] = {"held": "stable", "not held": "not locally optimal", "unknown": "undecided"}
-    return names[minimum_across(problem, found, loss)]
+    return KINDS[minimum_across(problem, found, loss)]
 
 
 def _pulls_are_independent(problem: TokenProblem, selected: Int[Array, " n"], pulls: SharedPulls) -> bool:
