@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE, TOLERANCE, kkt_residuals, rescale_exactly
+from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE, TOLERANCE, Systems, kkt_residuals, rescale_exactly
 from tokenmargin.margin.compiled.systems import WIDE, solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.single.exact import surely_positive
@@ -65,8 +65,27 @@ def _solve_generally(constraints: Constraints, began: float) -> MarginSolution:
     multipliers = rescale_exactly(found.multipliers[0], times=scale, over=lengths)
     y = rescale_exactly(found.vectors[0], times=scale)
     norm = float(found.norms[0])
+    if isinstance(constraints.geometry, Coordinates):
+        away = _away_from_ties(systems, found.multipliers[0], found.vectors[0])
+        certificate = certificate._replace(primal=max(certificate.primal, away))
     margin = float(np.ldexp(1 / norm, 1 - np.frexp(scale)[1])) if norm > 0 else 0.0
     return _to_solution(constraints, multipliers, y, margin, certificate, time.perf_counter() - began)
+
+
+def _away_from_ties(systems: Systems, multipliers: Float[Array, " k"], vector: Float[Array, " r"]) -> float:
+    """How far, as a share of its length or of the margins that it costs, the vector is from those that keep the ties,
+    and the rows of margin zero that hold it, level.
+
+    Rows that nearly agree may each be kept to rounding by a vector that is far from keeping them all.
+    """
+    rows, bound, norm = systems.rows[0], systems.bound[0], float(np.linalg.norm(vector))
+    level = (bound == 0) & ((multipliers != 0) if systems.equality is None else (multipliers != 0) | systems.equality)
+    if level.sum() < 2 or not 0 < norm < np.inf:
+        return 0.0
+    way = np.linalg.lstsq(rows[level], rows[level] @ vector, rcond=None)[0]
+    asked = bound > 0
+    lost = float((rows[asked] @ way / bound[asked]).max(initial=0.0))
+    return max(lost, float(np.linalg.norm(way)) / norm)
 
 
 def _to_solution(
