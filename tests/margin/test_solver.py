@@ -214,6 +214,16 @@ def test_long_rows_of_margin_zero_are_not_off_by_a_share_of_the_margin(long: flo
         assert solve(replace(asked, bound=np.array([1.0, 0.0, 0.0]))).status in statuses
 
 
+@pytest.mark.parametrize("apart", [1e-9, 1e-11, 1e-13])
+def test_ties_that_nearly_agree_are_kept_together(apart: float) -> None:
+    """Level with two keys that differ along x, p has no part along x, and length 1; level with either to rounding it is
+    shorter by an eighth."""
+    keys = [[[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], [1.0 - apart, 0, 0, 0], [0.0, 1, 0, 0]]]
+    problem = TokenProblem.of(keys, [1], scores=np.zeros((1, 5)))
+    found = class_margin(problem, np.array([[True, False, True, True, True]]))
+    assert not found.is_optimal or found.margin == pytest.approx(1.0, rel=2 * TOLERANCE)
+
+
 def test_a_tie_whose_length_inner_products_do_not_tell_is_not_certified() -> None:
     """Beside the first token, 1e96 times as long, the difference of the tied ones is nothing but rounding."""
     keys = [[[9e145, 0, -9e145], [9e-36, 4e-36, 9e-36]], [[9e49, 2e50, -9e49], [-2e-83, -2e-83, -1e-83]]]
