@@ -150,7 +150,8 @@ def _trust_region_step(
     scale = max(float(np.abs(values).max()), np.finfo(float).tiny)
 
     def step(shift: float) -> Array:
-        return -along / np.maximum(values + shift, 1e-16 * scale)
+        with np.errstate(over="ignore"):  # a step that is no double is longer than the reach
+            return -along / np.maximum(values + shift, 1e-16 * scale)
 
     shift = max(0.0, -float(values[0])) + (1e-12 * scale if values[0] <= 0 else 0.0)
     if np.linalg.norm(step(shift)) > reach:

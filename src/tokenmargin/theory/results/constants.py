@@ -73,9 +73,13 @@ def _lemmas_of_proof(x: ProblemInstance, found: LimitConstants) -> tuple[Slack, 
     far = length * np.array([1.0, 2.0, 4.0])
     # <u, grad Phi(w + r u)> = <p^, u> - sum_j lambda_j exp(-r <d_j, u>) <d_j, u>
     leads = rays @ rows[active].T
-    pulls = found.multipliers[active] * leads * np.exp(-far[:, None, None] * leads)
+    steep = np.exp(np.minimum(-far[:, None, None] * leads, 500.0))  # beyond, the sign alone matters
+    pulls = found.multipliers[active] * leads * steep
     slopes = (rays @ direction)[:, None] - pulls.sum(axis=2).T
-    rounding = (leads.shape[1] + 8) * EPS * (length + float(np.abs(pulls).sum(axis=2).max()))
+    rounding = (leads.shape[1] + 8) * EPS * (length + np.abs(pulls).sum(axis=2).T)
+    growth, off = np.diff(slopes, axis=1), rounding[:, 1:] + rounding[:, :-1]
+    worst_ray = (growth + off).min(axis=1).argmin()
+    k = (growth + off)[worst_ray].argmin()
     leading = sampled(below("Lemma 1: the gradient off its leading terms, over the bound", worst, 1.0))
     copied = (x.problem.keys.first_copies != np.arange(x.problem.T))[x.problem.mask].any()
     least = float(slopes[:, 0].min())
@@ -83,8 +87,8 @@ def _lemmas_of_proof(x: ProblemInstance, found: LimitConstants) -> tuple[Slack, 
         *(() if copied else (leading,)),  # it is written for tokens that differ: a copy counts in every weight
         sampled(above("Lemma 2: least slope of Phi at distance |p^| from w", least, 0, strict=True)),
         sampled(
-            above("Lemma 2: least growth of that slope farther out", float(np.diff(slopes, axis=1).min()), 0,
-                  tolerance=rounding)
+            above("Lemma 2: least growth of that slope farther out", float(growth[worst_ray, k]), 0,
+                  tolerance=float(off[worst_ray, k]))
         ),
     )  # fmt: skip
 
