@@ -66,7 +66,7 @@ def _solve_generally(constraints: Constraints, began: float) -> MarginSolution:
     multipliers = rescale_exactly(found.multipliers[0], times=scale, over=lengths)
     y = rescale_exactly(found.vectors[0], times=scale)
     norm = float(found.norms[0])
-    if norm > 0:
+    if certificate.residual <= systems.tolerance:  # else it is inaccurate anyway, and perhaps not finite
         away = _away_from_ties(systems, found.multipliers[0], found.vectors[0])
         certificate = certificate._replace(primal=max(certificate.primal, away))
     margin = float(np.ldexp(1 / norm, 1 - np.frexp(scale)[1])) if norm > 0 else 0.0
