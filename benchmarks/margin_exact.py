@@ -3,6 +3,7 @@
     python -m benchmarks.margin_exact [--count 100000]
 
 Every problem is asked of single calls, of a batch, in Gram space and (every tenth, one selection of many) of the atlas.
+A quarter as many besides have ties, or margins of zero, and are asked of single calls and in Gram space.
 The doubles given are rational numbers, so the truth is known exactly: see `tests/oracles`. A false answer is
 
 - *optimal* of an infeasible problem, with a constraint violated by more than the tolerance, or a norm or margin that is
@@ -16,22 +17,35 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
 from tests.oracles.edge_families import FAMILIES, Family, Posed
-from tests.oracles.exact_margin import ExactAnswer, Row, dot, exact_rows, excess, solve_exactly, worst_violation
+from tests.oracles.exact_margin import (
+    ExactAnswer,
+    Row,
+    dot,
+    exact_rows,
+    exact_ties,
+    excess,
+    solve_exactly,
+    tie_violation,
+    worst_violation,
+)
+from tests.oracles.tied_families import TIED_FAMILIES, TiedFamily
 
 from benchmarks.tools import line, print_table, run_main
-from tokenmargin.margin import TOLERANCE, MarginSolution, atlas, max_margin, max_margin_batch
+from tokenmargin.margin import TOLERANCE, MarginSolution, atlas, class_margin, max_margin, max_margin_batch, solve
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
+from tokenmargin.margin.constraints import relaxed_constraints
 from tokenmargin.problem.token_problem import TokenProblem
 
 WALKS = 10
 """One problem in so many is asked of the atlas, which solves all selections on the way."""
 WAYS = ("single", "batch", "gram", "atlas")
+TIED_WAYS = ("ties", "ties, gram", "margins of 0", "margins of 0, gram")
 Tally = Counter[tuple[str, str]]
 """How often each way gave each kind of answer."""
 
@@ -53,9 +67,17 @@ def posed_problem(keys: np.ndarray) -> TokenProblem:
 
 
 def falsehood(
-    solution: MarginSolution, rows: list[Row], truth: ExactAnswer, vector: list[Fraction], tolerance: float
+    solution: MarginSolution,
+    rows: list[Row],
+    truth: ExactAnswer,
+    vector: list[Fraction],
+    tolerance: float,
+    *,
+    level: Sequence[Row] = (),
+    behind: Sequence[Row] = (),
 ) -> str | None:
-    """What is false about an answer; None where nothing is."""
+    """What is false about an answer, to rows with margin 1, ties (`level`) and margins of 0 (`behind`); None where
+    nothing is."""
     if solution.status == "infeasible":
         return "infeasible of a feasible problem" if truth.feasible else None
     if solution.status == "inaccurate":
@@ -68,6 +90,8 @@ def falsehood(
     # misses by t may also be shorter by t. The margin is 1 / |p|, with a rounding of its own.
     if worst_violation(rows, vector) > tolerance:
         return "a constraint violated"
+    if tie_violation(rows, vector, level=level, behind=behind) > 2 * tolerance:  # lengths are told by powers of two
+        return "a tie violated"
     if abs(excess(truth, vector)) > 2 * tolerance:
         return "another length"
     if abs(solution.margin / truth.margin - 1) > 2 * tolerance + 1e-15:
@@ -170,6 +194,41 @@ def audit(family: Family, count: int, *, rng: np.random.Generator, ways: Collect
     return found
 
 
+def audit_ties(family: TiedFamily, count: int, *, rng: np.random.Generator) -> Audit:
+    """As `audit`: tokens that are to be level; and, of the first of them, margins of 1 on some inputs, 0 on others."""
+    found = Audit()
+    for _ in range(count):
+        keys, chosen = family(rng)
+        problem = posed_problem(keys)
+        level, rows = exact_ties(keys, chosen)
+        first, support = chosen.argmax(axis=1), rng.random(len(keys)) < 0.5
+        margins = np.repeat(support, keys.shape[1] - 1)
+        every = exact_rows(keys, first.tolist())
+        hard = [row for row, kept in zip(every, margins, strict=True) if kept]
+        soft = [row for row, kept in zip(every, margins, strict=True) if not kept]
+        tied = solve_exactly(rows, ties=level)
+        relaxed = solve_exactly([*hard, *soft], bounds=[1] * len(hard) + [0] * len(soft)) if hard else ExactAnswer(())
+        for gram in (False, True):
+            view = as_gram(problem) if gram else problem
+            if view is None:
+                continue
+            asked = (
+                (class_margin(view, chosen), rows, tied, {"level": level}),
+                (solve(relaxed_constraints(view, first, support)), hard, relaxed, {"behind": soft}),
+            )
+            for way, (solution, demanded, truth, besides) in zip(TIED_WAYS[gram::2], asked, strict=True):
+                found.tally[way, solution.status] += 1
+                vector = in_coordinates(solution, keys, gram=gram) if solution.is_optimal else []
+                tolerance = PRODUCTS_TOLERANCE if gram else TOLERANCE
+                what = falsehood(solution, demanded, truth, vector, tolerance, **besides)
+                if what is not None:
+                    found.tally[way, "false"] += 1
+                    where = f"keys={keys.tolist()!r}, chosen={chosen.tolist()}, support={support.tolist()}"
+                    found.false.append(f"{family.__name__}, {way}: {what}: {where}")
+        found.tally["truth", "optimal" if tied.feasible else "infeasible"] += 1
+    return found
+
+
 def hardness(rows: list[Row], truth: ExactAnswer) -> float:
     """The margin as a share of the longest row; 0 where there is none."""
     if not truth.feasible:
@@ -177,20 +236,30 @@ def hardness(rows: list[Row], truth: ExactAnswer) -> float:
     return float(1 / (truth.squared * max(dot(row, row) for row in rows))) ** 0.5
 
 
+def print_audits(
+    families: Sequence[Callable[..., object]], ways: Sequence[str], ask: Callable[..., Audit]
+) -> list[str]:
+    """A table, a family a line, and the false answers."""
+    false: list[str] = []
+    print_table(("family", "feasible", "infeasible", *(f"{way}: o / i / ?" for way in ways), "false"), (), numbers=7)
+    for family in families:
+        found = ask(family)
+        tally, false = found.tally, false + found.false
+        said = [" / ".join(str(tally[way, s]) for s in ("optimal", "infeasible", "inaccurate")) for way in ways]
+        truths = (tally["truth", status] for status in ("optimal", "infeasible"))
+        print(line(family.__name__, *truths, *said, len(found.false)), flush=True)
+    print("\no / i / ?: optimal, infeasible, inaccurate.\n")
+    return false
+
+
 def main(*, count: int = 100_000, seed: int = 0) -> int:
     began = time.perf_counter()
     rng = np.random.default_rng(seed)
-    share, false = count // len(FAMILIES), []
-    names = ("family", "feasible", "infeasible", *(f"{way}: o / i / ?" for way in WAYS), "false")
-    print_table(names, (), numbers=len(WAYS) + 3)
-    for family in FAMILIES:
-        found = audit(family, share, rng=rng)
-        tally, false = found.tally, false + found.false
-        said = [" / ".join(str(tally[way, s]) for s in ("optimal", "infeasible", "inaccurate")) for way in WAYS]
-        truths = (tally["truth", status] for status in ("optimal", "infeasible"))
-        print(line(family.__name__, *truths, *said, len(found.false)), flush=True)
-    print("\no / i / ?: optimal, infeasible, inaccurate.")
-    print(f"{share * len(FAMILIES)} problems in {time.perf_counter() - began:.0f} s, {len(false)} false answers")
+    share, tied = count // len(FAMILIES), count // (4 * len(TIED_FAMILIES))
+    false = print_audits(FAMILIES, WAYS, lambda family: audit(family, share, rng=rng))
+    false += print_audits(TIED_FAMILIES, TIED_WAYS, lambda family: audit_ties(family, tied, rng=rng))
+    asked = share * len(FAMILIES) + tied * len(TIED_FAMILIES)
+    print(f"{asked} problems in {time.perf_counter() - began:.0f} s, {len(false)} false answers")
     print("\n".join(false[:20]))
     return int(bool(false))
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from benchmarks.margin_exact import audit
+from benchmarks.margin_exact import audit, audit_ties
 from benchmarks.margin_oracle import in_norm
 from tests.oracles.by_clarabel import Tally, compare, compare_choice
 from tests.oracles.by_stack import check_exactly, check_stack
@@ -14,6 +14,7 @@ from tests.oracles.certified import apart, margins_apart
 from tests.oracles.edge_families import FAMILIES as EDGES
 from tests.oracles.exact_margin import exact_rows, solve_exactly
 from tests.oracles.margin_families import FAMILIES, choice
+from tests.oracles.tied_families import TIED_FAMILIES
 
 from tokenmargin.margin import TOLERANCE, choice_margin, max_margin, max_margin_batch, solve
 from tokenmargin.norms import norm_named
@@ -31,6 +32,14 @@ def test_no_answer_is_false_in_exact_arithmetic(family) -> None:
     if family.__name__ in EXACT:
         assert not any(tally[way, "inaccurate"] for way in ("single", "batch", "gram", "atlas"))
     assert tally["single", "optimal"] + tally["single", "infeasible"] > 0
+
+
+@pytest.mark.parametrize("family", TIED_FAMILIES, ids=lambda family: family.__name__)
+def test_no_answer_with_ties_is_false_in_exact_arithmetic(family) -> None:
+    found = audit_ties(family, 60, rng=np.random.default_rng(8))
+    assert not found.false, found.false[0]
+    for way in ("ties", "ties, gram", "margins of 0", "margins of 0, gram"):
+        assert found.tally[way, "optimal"] > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

@@ -1,7 +1,9 @@
 """Max-margin solutions: known answers, an independent solver, certificates, and the hard cases."""
 
 import itertools
+import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.by_clarabel import least_norm
 from tests.oracles.certified import assert_same_vector, margins_apart
+from tests.oracles.exact_margin import independent
 from tests.oracles.rounding import rounding
 
 from tokenmargin.margin import (
@@ -23,6 +26,10 @@ from tokenmargin.margin import (
 )
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
 from tokenmargin.margin.constraints import row_constraints
+from tokenmargin.margin.corpus.pairs import RowPairs
+from tokenmargin.margin.corpus.solve import corpus_margin
+from tokenmargin.margin.single.exact import exact_rank
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import (
     figure1a,
     figure1b,
@@ -214,14 +221,60 @@ def test_long_rows_of_margin_zero_are_not_off_by_a_share_of_the_margin(long: flo
         assert solve(replace(asked, bound=np.array([1.0, 0.0, 0.0]))).status in statuses
 
 
-@pytest.mark.parametrize("apart", [1e-9, 1e-11, 1e-13])
-def test_ties_that_nearly_agree_are_kept_together(apart: float) -> None:
+@pytest.mark.parametrize(("apart", "decided"), [(1e-2, True), (1e-9, False), (1e-11, False), (1e-13, False)])
+@pytest.mark.parametrize("gram", [False, True])
+def test_ties_that_nearly_agree_are_kept_together(gram: bool, apart: float, decided: bool) -> None:
     """Level with two keys that differ along x, p has no part along x, and length 1; level with either to rounding it is
     shorter by an eighth."""
     keys = [[[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], [1.0 - apart, 0, 0, 0], [0.0, 1, 0, 0]]]
     problem = TokenProblem.of(keys, [1], scores=np.zeros((1, 5)))
-    found = class_margin(problem, np.array([[True, False, True, True, True]]))
+    found = class_margin(problem.as_gram() if gram else problem, np.array([[True, False, True, True, True]]))
+    assert found.is_optimal or not decided
     assert not found.is_optimal or found.margin == pytest.approx(1.0, rel=margins_apart(found), abs=0)
+
+
+LINE = np.array([1.0, 2.0, 3.0])[:, None] * [1.0, 3.0]
+"""Three tokens on a line. In tenths they are not: 3 (0.1, 0.3) is (0.30000000000000004, 0.8999999999999999)."""
+
+
+@pytest.mark.parametrize("norm", ["gram", "l2", "l1", "linf", "lp:3", "corpus"])
+def test_ties_that_depend_on_one_another_but_for_rounding_are_not_decided(norm: str) -> None:
+    """To be level in tenths p would have to be zero; the vector that is level to rounding was called optimal."""
+    for unit, status in ((1.0, "optimal"), (0.1, "inaccurate")):
+        keys = np.append(unit * LINE, [[3.0, -1.0]], axis=0)
+        if norm == "corpus":
+            behind = RowPairs(np.array([0]), np.array([0, 1]), np.array([3]), np.array([[0, 1], [0, 2]]), 1)
+            found = corpus_margin(keys, behind)
+        else:
+            problem = TokenProblem.of(keys[None], [1], scores=np.zeros((1, 4)))
+            tied = np.array([[True, True, True, False]])
+            found = class_margin(problem.as_gram(), tied) if norm == "gram" else class_margin(problem, tied, norm=norm)
+        assert found.status == status
+        assert ("depend on one another" in found.explanation) == (status == "inaccurate")
+
+
+def test_opposite_margins_of_zero_are_kept_together() -> None:
+    """x >= 0 and y >= x / 1e-11 leave no p with y <= -1, though (0, -1) is off by 1e-11 alone."""
+    for across in (1e-3, 1e-11, 1e-17):
+        rows = Coordinates(np.array([[0.0, -1.0], [1.0, 0.0], [-1.0, across]]), np.arange(3)[None])
+        for geometry in (rows, rows.as_gram()):
+            asked = replace(row_constraints(np.eye(3, 2)), geometry=geometry, bound=np.array([1.0, 0.0, 0.0]))
+            assert solve(asked).status in ("infeasible", "inaccurate")
+        exactly = replace(row_constraints(np.array([[0.0, -1.0], [1.0, 0.0], [-1.0, 0.0]])), bound=asked.bound)
+        assert solve(exactly).is_optimal
+
+
+@pytest.mark.parametrize("near", [0.0, 1e-15, 1e-3])
+def test_the_rank_is_that_of_the_doubles(near: float) -> None:
+    rows = np.array([[0.1, 0.2, 0.3], [0.2, 0.4, 0.6], [0.7, -1.0, 2.0], [0.1, 0.0, 0.7]])
+    rows[2] = rows[0] + rows[1]
+    rows[2, 2] += near
+    fractions = [[Fraction(x) for x in row] for row in rows.tolist()]
+    unit = math.lcm(*(x.denominator for row in fractions for x in row))
+    whole = [[int(x * unit) for x in row] for row in fractions]
+    assert exact_rank(rows) == len(independent(whole))
+    assert exact_rank(2.0**-900 * rows[:2], -(2.0**-900) * rows[:2]) == 0
+    assert exact_rank(rows, 2.0**-60 * np.eye(4, 3)) == 3
 
 
 def test_a_tie_whose_length_inner_products_do_not_tell_is_not_certified() -> None:

@@ -32,9 +32,22 @@ def dot(a: Sequence[Fraction], b: Sequence[Fraction]) -> Fraction:
     return sum((x * y for x, y in zip(a, b, strict=True)), start=Fraction(0))
 
 
+def exact_ties(keys: np.ndarray, chosen: np.ndarray) -> tuple[list[Row], list[Row]]:
+    """The differences of chosen tokens, and those of the first of them and the tokens that are not chosen."""
+    exact = [[[Fraction(x) for x in token] for token in tokens] for tokens in keys.tolist()]
+    ties: list[Row] = []
+    rows: list[Row] = []
+    for tokens, kept in zip(exact, chosen.tolist(), strict=True):
+        first = kept.index(True)
+        for t in set(range(len(tokens))) - {first}:
+            row = tuple(a - b for a, b in zip(tokens[first], tokens[t], strict=True))
+            (ties if kept[t] else rows).append(row)
+    return ties, rows
+
+
 @dataclass(frozen=True)
 class ExactAnswer:
-    """The shortest p with `<row, p> >= 1` for all rows; None where there is none."""
+    """The shortest p with `<row, p> >= bound` for all rows, 1 by default; None where there is none."""
 
     vector: Row | None
 
@@ -63,22 +76,33 @@ def _root(x: Fraction) -> float:
         return math.inf
 
 
-def solve_exactly(rows: list[Row], *, active: Sequence[int] = (), farkas: Sequence[int] = ()) -> ExactAnswer:
+def solve_exactly(
+    rows: list[Row],
+    *,
+    bounds: Sequence[int] | None = None,
+    ties: Sequence[Row] = (),
+    active: Sequence[int] = (),
+    farkas: Sequence[int] = (),
+) -> ExactAnswer:
     """The exact answer. Only independent subsets of rows can hold it (Caratheodory), and all are tried.
 
-    `active` and `farkas` are subsets to try first: whatever set passes the exact test is right.
+    `ties` are rows of which the inner product with p is zero. `active` and `farkas` are subsets of the rows to try
+    first: whatever set passes the exact test is right.
     """
     if not rows:
         return ExactAnswer(())
     d = len(rows[0])
-    unit = math.lcm(*(x.denominator for row in rows for x in row))
+    unit = math.lcm(*(x.denominator for row in (*rows, *ties) for x in row))
     whole = [[int(x * unit) for x in row] for row in rows]
-    found = _held_by(whole, tuple(active)) if 0 < len(active) <= d else None
-    if found is None and farkas and _adds_up_to_zero([whole[j] for j in farkas]):
+    level = independent([[int(x * unit) for x in row] for row in ties])
+    asked = [1] * len(rows) if bounds is None else list(bounds)
+    found = _held_by(whole, asked, level, tuple(active)) if 0 < len(active) <= d - len(level) else None
+    if found is None and farkas and not level and bounds is None and _adds_up_to_zero([whole[j] for j in farkas]):
         return ExactAnswer(None)
-    subsets = (s for size in range(1, min(d, len(rows)) + 1) for s in itertools.combinations(range(len(rows)), size))
+    most = min(d - len(level), len(rows))
+    subsets = (s for size in range(1, most + 1) for s in itertools.combinations(range(len(rows)), size))
     while found is None and (subset := next(subsets, None)) is not None:
-        found = _held_by(whole, subset)
+        found = _held_by(whole, asked, level, subset)
     return ExactAnswer(None if found is None else tuple(x * unit for x in found))
 
 
@@ -86,15 +110,29 @@ def _times(a: Sequence[int], b: Sequence[int]) -> int:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def _held_by(rows: list[list[int]], subset: Sequence[int]) -> list[Fraction] | None:
-    """The shortest vector on `<row, p> = 1` for the subset, if its multipliers are not negative and all rows hold."""
-    held = [rows[j] for j in subset]
-    solved = _solve([[_times(a, b) for b in held] for a in held], [1] * len(held))
-    if solved is None or min(solved[0]) < 0:
+def independent(rows: list[list[int]]) -> list[list[int]]:
+    """As many of the rows as are independent."""
+    kept: list[list[int]] = []
+    for row in rows:
+        if _solve([[_times(a, b) for b in [*kept, row]] for a in [*kept, row]], [0] * (len(kept) + 1)) is not None:
+            kept.append(row)
+    return kept
+
+
+def _held_by(
+    rows: list[list[int]], bounds: list[int], level: list[list[int]], subset: Sequence[int]
+) -> list[Fraction] | None:
+    """The shortest vector on `<row, p> = bound` for the subset and `<row, p> = 0` for those that are level, if the
+    multipliers of the subset are not negative and all rows hold."""
+    held = [*level, *(rows[j] for j in subset)]
+    right = [0] * len(level) + [bounds[j] for j in subset]
+    solved = _solve([[_times(a, b) for b in held] for a in held], right)
+    if solved is None or min(solved[0][len(level) :]) < 0:
         return None
     weights, scale = solved
     p = [_times(weights, column) for column in zip(*held, strict=True)]
-    return [Fraction(x, scale) for x in p] if all(_times(row, p) >= scale for row in rows) else None
+    kept = all(_times(row, p) >= bound * scale for row, bound in zip(rows, bounds, strict=True))
+    return [Fraction(x, scale) for x in p] if kept else None
 
 
 def _solve(matrix: list[list[int]], right: list[int]) -> tuple[list[int], int] | None:
@@ -152,6 +190,18 @@ def exactly_infeasible(rows: list[Row], farkas: np.ndarray) -> bool:
 def worst_violation(rows: list[Row], vector: Sequence[Fraction]) -> float:
     """By how much the vector misses the worst margin of 1."""
     return float(max((1 - dot(row, vector) for row in rows), default=Fraction(0)))
+
+
+def tie_violation(
+    rows: list[Row], vector: Sequence[Fraction], *, level: Sequence[Row] = (), behind: Sequence[Row] = ()
+) -> float:
+    """By how much the vector misses the worst of the ties and margins of zero, as a share of a margin of 1 or of the
+    least distance that `rows` ask for, whichever is less."""
+    missed = [(abs(dot(row, vector)), row) for row in level] + [(-dot(row, vector), row) for row in behind]
+    longest = max((dot(row, row) for row in rows), default=Fraction(1))
+    return max(
+        (float(x) * max(1.0, _root(longest / dot(row, row))) for x, row in missed if x > 0 and any(row)), default=0.0
+    )
 
 
 def excess(answer: ExactAnswer, vector: Sequence[Fraction]) -> float:

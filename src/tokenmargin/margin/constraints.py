@@ -71,6 +71,18 @@ class Constraints:
             noise, terms = known.noise / lengths, known.terms / lengths
         return systems._replace(known=KnownProducts(products, noise, terms, known.rank))
 
+    def rank_at_most(self, kept: Bool[Array, " k"]) -> int:
+        """How many of these rows can be independent, by what is known without rounding: the number of dimensions, and
+        which vectors the rows are differences of."""
+        geometry, m = self.geometry, self.geometry.n_vectors
+        # What products cannot tell apart need not be equal.
+        dimensions, same = geometry.dimension, geometry.equal_rows
+        if isinstance(geometry, Gram):
+            dimensions = m if geometry.rank is None else geometry.rank
+            same = np.arange(m) if geometry.equal is None else geometry.equal
+        ends = np.array([self.plus[kept], np.full(kept.sum(), m) if self.minus is None else self.minus[kept]])
+        return min(dimensions, independent_at_most(*np.append(same, m)[ends]))
+
     def parameter(self, multipliers: Float[Array, " k"], y: Float[Array, " r"]) -> Float[Array, " D"]:
         """The solution as a parameter: in coordinates it is the vector y of the rows' space, else its multipliers."""
         return y if isinstance(self.geometry, Coordinates) else self.combine(multipliers)
@@ -82,6 +94,17 @@ class Constraints:
         if self.minus is not None:
             coefficients -= np.bincount(self.minus, weights=weights, minlength=self.geometry.n_vectors)
         return self.geometry.combine(coefficients)
+
+
+def independent_at_most(plus: Int[Array, " k"], minus: Int[Array, " k"]) -> int:
+    """How many differences are independent where the vectors themselves are: those along a cycle sum to zero."""
+    from scipy.sparse import coo_array  # loaded where ties are many: most problems do without
+    from scipy.sparse.csgraph import connected_components
+
+    vertices, ends = np.unique(np.array([plus, minus]), return_inverse=True)
+    edges = tuple(ends.reshape(2, -1))
+    graph = coo_array((np.ones(len(plus)), edges), shape=(len(vertices), len(vertices)))
+    return len(vertices) - int(connected_components(graph, directed=False)[0])
 
 
 def row_constraints(rows: Float[Array, "k d"]) -> Constraints:

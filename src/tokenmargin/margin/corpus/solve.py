@@ -19,9 +19,11 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import farkas_residual, normalised_systems
 from tokenmargin.margin.compiled.systems import solve_systems
+from tokenmargin.margin.constraints import independent_at_most
 from tokenmargin.margin.corpus.pairs import Differences, Proposal, RowPairs, transitive_reduction
 from tokenmargin.margin.corpus.routes import cutting_planes, interior_point
 from tokenmargin.margin.single.refine import infeasibility_proof
+from tokenmargin.margin.single.ties import correction_to_level
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.norms import EPS, AbstractNorm, LpNorm, as_norm
 from tokenmargin.problem.abstract_geometry import checked_numbers
@@ -185,18 +187,38 @@ class PairCertifier:
     def _certificate(self, rows: Differences, multipliers: Float[Array, " a"], p: Float[Array, " d"]) -> Certificate:
         """The residuals of the optimality conditions, in the units of `Certificate`."""
         logits, squared = self.vectors @ p, float(p @ p)
-        apart = np.abs(logits[self.pairs.ties[:, 0]] - logits[self.pairs.ties[:, 1]]).max(initial=0.0)
         combined = rows.combination(multipliers)
         combined = combined - self._part_of_ties(combined)
         slack = rows.times(p) - 1
         reach = float(np.linalg.norm(combined))
         bound = float(multipliers.sum()) / reach if reach > 0 else np.inf
         return Certificate(
-            primal=max(0.0, 1 - float(self.pairs.margins(logits).min()), float(apart)),
+            primal=max(0.0, 1 - float(self.pairs.margins(logits).min()), self._off_ties(p)),
             dual=float(np.linalg.norm(p - combined)) / squared**0.5,
             complementarity=float((multipliers * np.abs(slack)).max()) / squared,
             gap=abs(1 - bound / squared**0.5),
         )
+
+    def _off_ties(self, p: Float[Array, " d"]) -> float:
+        """How far p is from the vectors that keep all ties, as a share of the margins that the way there may cost."""
+        if not len(self.pairs.ties):
+            return 0.0
+        plus, minus = self.given[self.pairs.ties.T]
+        apart = (plus != minus).any(axis=1)
+        if not apart.any():
+            return 0.0
+        systems = normalised_systems(plus[None, apart], np.zeros((1, apart.sum())), minus=minus[None, apart])
+        found = correction_to_level(
+            systems.rows[0],
+            p,
+            np.ones(apart.sum(), dtype=bool),
+            lost=None if systems.lost is None else systems.lost[0],
+            rank_at_most=min(independent_at_most(*self.pairs.ties[apart].T), len(p)),
+        )
+        if found is None:
+            return np.inf
+        longest = 2 * float(np.linalg.norm(self.vectors, axis=1).max())
+        return (float(np.linalg.norm(found[0])) + found[1]) * max(longest, 1 / float(np.linalg.norm(p)))
 
     def _part_of_ties(self, y: Float[Array, " d"]) -> Float[Array, " d"]:
         """What the ties can add to a combination of rows, as their multipliers make it."""

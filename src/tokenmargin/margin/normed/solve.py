@@ -34,6 +34,7 @@ from tokenmargin.margin.normed.faces import (
     trim_proposal,
 )
 from tokenmargin.margin.single.solver import SPREAD, solve
+from tokenmargin.margin.single.ties import distance_from_ties
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import EPS, AbstractNorm, CustomNorm, LpNorm, SchattenNorm, as_norm
 from tokenmargin.problem.geometry import Coordinates
@@ -159,7 +160,19 @@ def solve_in_norm(constraints: Constraints, norm: AbstractNorm | str = "l2") -> 
             return replace(euclidean, norm=chosen, shape=shape, seconds=time.perf_counter() - began)
         others = itertools.chain(_move_inwards(systems, proposals), [_scale_solution(systems, euclidean)])
         best = min(best, _best_proposal(systems, chosen, others)[0], key=lambda judged: judged.residual)
+    if best.passes(chosen) and not constraints.bound.all():
+        best = _keeping_ties(constraints, systems, chosen, best)
     return _to_solution(constraints, systems, chosen, best, time.perf_counter() - began)
+
+
+def _keeping_ties(
+    constraints: Constraints, systems: Systems, norm: AbstractNorm, best: CertifiedVector
+) -> CertifiedVector:
+    """The proposal with what it is off its ties, all together, counted against it."""
+    exact = constraints.systems()  # with what rounding took from the rows
+    vector = rescale_exactly(rescale_exactly(best.vector, times=systems.scale[0]), over=exact.scale[0])
+    away = distance_from_ties(constraints, exact, best.multipliers, vector, norm=norm)
+    return best._replace(primal=max(best.primal, away))
 
 
 def _well_scaled(constraints: Constraints) -> Systems | None:

@@ -19,6 +19,8 @@ from tokenmargin.problem.geometry import KnownProducts
 
 _MOST = 60_000  # multiplications of an elimination up to which it is done in integers
 _MOST_PRODUCTS = 200_000  # and of a certificate
+_MOST_OF_RANK = 200_000_000  # and of an elimination that keeps remainders alone
+_PRIMES = (2_147_483_647, 2_147_483_629)  # products of remainders fit into 64 bits
 _FLOORS = (0.0, 1e-12, 1e-8, 1e-5)  # shares of the largest weight below which one may be noise
 
 
@@ -131,6 +133,47 @@ def _eliminate(matrix: list[list[int]]) -> list[int]:
         if len(pivots) == len(matrix):
             break
     return pivots
+
+
+def exact_rank(rows: Float[Array, "k r"], lost: Float[Array, "k r"] | None = None) -> int | None:
+    """How many of the vectors `rows + lost` are independent, whatever rounding hides; None where this would take long.
+
+    A combination that is zero is zero in remainders too. That independent rows have dependent remainders for both
+    primes takes an accident of one in 10^18.
+    """
+    k, r = rows.shape
+    if k * r * min(k, r) > _MOST_OF_RANK or not np.isfinite(rows if lost is None else rows + lost).all():
+        return None
+    integers, _ = _integers(rows, lost)
+    return max(_rank_in_remainders((integers % prime).astype(np.int64), prime) for prime in _PRIMES)
+
+
+def exact_products(
+    rows: Float[Array, "k r"], vector: Float[Array, " r"], lost: Float[Array, "k r"] | None = None
+) -> list[Fraction] | None:
+    """The inner products of the vectors `rows + lost` with another; None as for `exact_rank`."""
+    if rows.size > _MOST_PRODUCTS or not np.isfinite(rows if lost is None else rows + lost).all():
+        return None
+    (matrix, of_rows), (y, of_y) = _integers(rows, lost), _integers(vector)
+    return [x * _power(of_rows + of_y) for x in matrix.dot(y).tolist()]
+
+
+def _rank_in_remainders(matrix: Int[Array, "k r"], prime: int) -> int:
+    """Gauss elimination modulo a prime, in place."""
+    rank = 0
+    for column in range(matrix.shape[1]):
+        if rank == len(matrix):
+            break
+        found = np.flatnonzero(matrix[rank:, column])
+        if not len(found):
+            continue
+        matrix[[rank, rank + found[0]]] = matrix[[rank + found[0], rank]]
+        top = matrix[rank, column:] * pow(int(matrix[rank, column]), -1, prime) % prime
+        below = matrix[rank + 1 :, column:]
+        below -= below[:, :1] * top % prime
+        below %= prime
+        rank += 1
+    return rank
 
 
 def _rows_near_their_bound(

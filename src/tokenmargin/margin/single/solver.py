@@ -18,13 +18,13 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE, TOLERANCE, Systems, kkt_residuals, rescale_exactly
+from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE, TOLERANCE, kkt_residuals, rescale_exactly
 from tokenmargin.margin.compiled.systems import WIDE, solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.single.exact import surely_positive
 from tokenmargin.margin.single.proposals import least_distance, many_can_wait, propose_from_many, shortest_vector
+from tokenmargin.margin.single.ties import distance_from_ties
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
-from tokenmargin.norms import EPS
 from tokenmargin.problem.geometry import Coordinates
 
 
@@ -67,34 +67,10 @@ def _solve_generally(constraints: Constraints, began: float) -> MarginSolution:
     y = rescale_exactly(found.vectors[0], times=scale)
     norm = float(found.norms[0])
     if certificate.residual <= systems.tolerance:  # else it is inaccurate anyway, and perhaps not finite
-        away = _away_from_ties(systems, found.multipliers[0], found.vectors[0])
+        away = distance_from_ties(constraints, systems, found.multipliers[0], found.vectors[0])
         certificate = certificate._replace(primal=max(certificate.primal, away))
     margin = float(np.ldexp(1 / norm, 1 - np.frexp(scale)[1])) if norm > 0 else 0.0
     return _to_solution(constraints, multipliers, y, margin, certificate, time.perf_counter() - began)
-
-
-def _away_from_ties(systems: Systems, multipliers: Float[Array, " k"], vector: Float[Array, " r"]) -> float:
-    """How far, as a share of its length or of the margins that it costs, the vector is from those that keep the ties,
-    and the rows of margin zero that hold it, level.
-
-    Rows that nearly agree may each be kept to rounding by a vector that is far from keeping them all.
-    """
-    rows, bound, known = systems.rows[0], systems.bound[0], systems.known
-    level = (bound == 0) & ((multipliers != 0) if systems.equality is None else (multipliers != 0) | systems.equality)
-    asked = bound > 0
-    if level.sum() < 2:
-        return 0.0
-    if known is None:
-        way = np.linalg.lstsq(rows[level], rows[level] @ vector, rcond=None)[0]
-        lost, reach = rows[asked] @ way, float(np.linalg.norm(way)) / float(np.linalg.norm(vector))
-        return max(float((lost / bound[asked]).max(initial=0.0)), reach)
-    values, ways = np.linalg.eigh(known.products[np.ix_(level, level)])
-    told = values > known.noise[level] @ known.noise[level] + len(values) * EPS  # the others count as one
-    off, ways = (known.products @ multipliers)[level], ways[:, told]
-    weights = ways @ ((ways.T @ off) / values[told])
-    lost = known.products[np.ix_(asked, level)] @ weights
-    reach = np.sqrt(max(0.0, weights @ off) / (multipliers @ known.products @ multipliers))
-    return max(float((lost / bound[asked]).max(initial=0.0)), float(reach))
 
 
 def _to_solution(
