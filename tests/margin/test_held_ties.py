@@ -59,6 +59,18 @@ def test_a_tie_is_held_between_two_ratios(gram, first: int, second: int, verdict
     assert ("ties of equals" in found.unsearched or "tie of equals" in found.unsearched) == (verdict == "unknown")
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("scale", "verdict"), [(1e-140, "held"), (1e140, "held"), (1e-180, "unknown"), (1e180, "unknown")]
+)
+def test_a_tie_is_held_at_any_scale_whose_multipliers_are_doubles(scale: float, verdict: str) -> None:
+    """Multipliers are of the size of 1 / scale^2; the curvature of the risk, of scale^2, was an overflow."""
+    plain = leaning(5, 3)
+    problem = TokenProblem.of(scale * plain.keys.tokens, np.ones(2), scores=plain.shared_scores)
+    assert tie_of_equals(problem, TIE)[1] == verdict
+    assert len(atlas(problem).limits) >= 2  # the choices
+
+
 def test_a_limit_beside_equals_does_not_hang_on_which_multipliers_prove_it() -> None:
     """Three neighbours of (1, 1) depend on one another, so the multipliers are not unique: those of the second and the
     fourth input hold it, or one of them with an equal of the first, which scores all alike and does not pull."""

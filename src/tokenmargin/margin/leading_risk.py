@@ -33,6 +33,7 @@ INDEPENDENT = 1e-9
 """Singular values above this share of the largest are not zero: their rounding is some 1e-15 of it."""
 FINITE = 60.0
 """Logits further apart than this are no tie: the smaller weight is below rounding."""
+_RANGE = 1e290  # multipliers up to this, and down to its reciprocal, have all their digits
 
 Verdict = Literal["held", "not held", "unknown"]
 
@@ -43,7 +44,10 @@ def least_known(keys: AbstractGeometry) -> float:
 
 
 class LeadingRisk:
-    """The function log F of a tie, its gradient and its Hessian, in coordinates of the span of all its differences."""
+    """The function log F of a tie, its gradient and its Hessian, in coordinates of the span of all its differences.
+
+    Lengths are counted in a unit, the power of two above the largest coordinate; multipliers as shares of the largest.
+    """
 
     def __init__(self, problem: TokenProblem, tie: LimitDirection, loss: AbstractLoss) -> None:
         near, tied, index = tie.neighbours, tie.chosen, problem.keys.index
@@ -51,9 +55,12 @@ class LeadingRisk:
         own = (near | tied) & pulling[:, None]
         inputs, tokens = own.nonzero()
         self.weights = np.zeros(near.shape)
-        self.weights[tuple(tie.solution.tokens.T)] = tie.solution.multipliers
+        largest = float(np.abs(tie.solution.multipliers).max(initial=0.0))
+        self.in_range = 1 / _RANGE < largest < _RANGE
+        self.weights[tuple(tie.solution.tokens.T)] = tie.solution.multipliers / (largest or 1.0)
         whose, others = np.concatenate([[inputs, tokens], ((self.weights != 0) & ~own).nonzero()], axis=1)
         rows = problem.keys.differences(index[whose, others], index[whose, tie.selected[whose]])
+        rows = np.ldexp(rows, -np.frexp(np.abs(rows).max(initial=0.0))[1])
         # Of no term of F, but multipliers are not unique, and the direction may be given by these.
         self.beside = -self.weights[whose, others][len(inputs) :] @ rows[len(inputs) :]
         rows = rows[: len(inputs)]
@@ -79,11 +86,11 @@ class LeadingRisk:
         losing = np.flatnonzero(self.losing).tolist()
         return len({(leading[i], int(vectors[i, t])) for i, t in (self.tokens[j] for j in losing)})
 
-    def direction(self, tie: LimitDirection, basis: Float[Array, "k r"]) -> tuple[Float[Array, " r"], bool]:
+    def direction(self, basis: Float[Array, "k r"]) -> tuple[Float[Array, " r"], bool]:
         """The direction in these coordinates, and whether nothing of it lies outside the span of the rows (`basis`)."""
         within = (basis @ self.beside) @ basis
         q = within - self.weights[tuple(np.array(self.tokens).T)] @ self.rows
-        return q, bool(np.linalg.norm(self.beside - within) * tie.solution.margin <= NEIGHBOUR_TOLERANCE)
+        return q, bool(np.linalg.norm(self.beside - within) <= NEIGHBOUR_TOLERANCE * np.linalg.norm(q))
 
     def at(self, w: Float[Array, " r"]) -> tuple[float, Float[Array, " r"], Float[Array, "r r"]]:
         """log F with its derivatives; infinite where F is not positive."""
@@ -109,10 +116,12 @@ class LeadingRisk:
 def minimum_across(problem: TokenProblem, at: LimitDirection, loss: AbstractLoss) -> Verdict:
     """Whether log F has a local minimum across the direction, beside neighbours some of which pull."""
     terms = LeadingRisk(problem, at, loss)
+    if not terms.in_range:  # doubles do not hold the multipliers, which make up the direction
+        return "unknown"
     _, sizes, basis = np.linalg.svd(terms.rows, full_matrices=False)
     rank = int((sizes > least_known(problem.keys) * sizes[0]).sum())
     basis = basis[:rank]
-    q, inside = terms.direction(at, basis)
+    q, inside = terms.direction(basis)
     if rank > terms.count or not inside:
         return "not held"
     across = np.linalg.svd((basis @ q)[None])[2][1:] @ basis
