@@ -70,7 +70,8 @@ def contradictions(seed: int) -> list[str]:
         other_complete, other_listed, other, other_direction = answers(*others)
         if complete and other_complete and not same(listed, other_listed):
             found.append(f"{name}: the atlas lists other limits")
-        if (other.outcome, other.kind) != (limit.outcome, limit.kind):
+        # Of what is undecided, the kinds of the directions that were compared are undecided too.
+        if other.outcome != limit.outcome or (limit.outcome != "undecided" and other.kind != limit.kind):
             found.append(f"{name}: {limit} becomes {other}")
         # Both are certified to 1e-9 of their length.
         elif limit.outcome == "direction" and np.abs(other_direction - direction).max() > 1e-7:

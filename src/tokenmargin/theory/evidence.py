@@ -22,7 +22,7 @@ from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
-from tokenmargin.theory.claim import Slack, below, seen
+from tokenmargin.theory.claim import Slack, below, searched, seen, true
 
 # A token tied in the limit is behind by o(|p|); one that is not, by a share of |p| near the margin. At the norms
 # followed here (1e4 and more) the two differ by orders of magnitude.
@@ -83,6 +83,12 @@ def follow_flow(
     before = path.at_norm(norm / 10) if began < norm / 10 else start
     late, early = (float(angle(problem.keys, p, solution.vector)) for p in (path.prompt, before))
     return FollowedFlow(path, chosen, solution, late, early)
+
+
+def has_solution(name: str, solution: MarginSolution) -> Slack:
+    """That a max-margin problem has a solution: refuted where it is proven to have none, open where neither is."""
+    slack = true(name, solution.is_optimal)
+    return searched(slack, "a margin that doubles tell from zero") if solution.status == "inaccurate" else slack
 
 
 def falls_to_zero(name: str, angles: tuple[float, float], *, norm: float, most: float = 1e-2) -> tuple[Slack, Slack]:

@@ -107,7 +107,7 @@ def assumption_c(
     signed = problem.labels[:, None] * tokens[np.arange(problem.n), alpha]
     head = _max_margin_head(signed[inputs])
     if not head.is_optimal:
-        return AssumptionC(0.0, -np.inf, -np.inf)
+        return AssumptionC(0.0, -np.inf, -np.inf if head.status == "infeasible" else np.inf)
     at_least = _certified_fall(problem, alpha, inputs, head)
     at_most = np.inf
     if at_least <= 0:

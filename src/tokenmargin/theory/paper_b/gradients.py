@@ -17,6 +17,7 @@ from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure8,
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, equal, sampled, seen, true
+from tokenmargin.theory.evidence import has_solution
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_b
 from tokenmargin.theory.paper_b.local_cone import vectors_in_cone
 from tokenmargin.theory.settings import ProblemInstance
@@ -131,7 +132,7 @@ def lemma4(x: ProblemInstance) -> Findings:
     """Under Assumption B with the optimal tokens separable, moving towards the GMM direction decreases the risk from
     everywhere: `<dL(p), p_mm> < 0` for all p."""
     solution = max_margin(x.problem, x.best)
-    hypotheses = (true("the optimal tokens are separable", solution.is_optimal), *assumption_b(x.problem))
+    hypotheses = (has_solution("the optimal tokens are separable", solution), *assumption_b(x.problem))
     if not solution.is_optimal:
         return Findings(hypotheses)
     worst = min(float(_steepness(x, solution.vector, r * x.sphere(500, x.rng)).min()) for r in (0.01, 1, 10, 100, 1e4))
@@ -169,7 +170,7 @@ def lemma5(x: ProblemInstance) -> Findings:
     them around p_mm, does better, up to 10^5 |p_mm|.)"""
     solution = max_margin(x.problem, x.best)
     hypotheses = (
-        true("the optimal tokens are separable", solution.is_optimal),
+        has_solution("the optimal tokens are separable", solution),
         below("number of inputs", x.problem.n, 1),
         *assumption_b(x.problem),
     )

@@ -36,8 +36,8 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure3a, figure3b
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights, leads, margins
-from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, searched, seen, true
-from tokenmargin.theory.evidence import falls_to_zero
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, searched, seen
+from tokenmargin.theory.evidence import falls_to_zero, has_solution
 from tokenmargin.theory.paper_b.assumptions import AssumptionC, assumption_c
 from tokenmargin.theory.settings import ProblemInstance
 
@@ -149,8 +149,8 @@ def both_directions(j: Joint, path: RidgePath, target: Float[Array, " D"], name:
 def separable(j: Joint) -> tuple[Slack, Slack]:
     """That there is a max-margin prompt of alpha, and a max-margin head."""
     return (
-        true("alpha is separable", j.prompt.is_optimal),
-        above("label margin", j.head.margin if j.head.is_optimal else 0.0, 0, strict=True),
+        has_solution("alpha is separable", j.prompt),
+        has_solution("there is a max-margin head", j.head),
     )
 
 
@@ -186,10 +186,10 @@ def relaxed_hypotheses(j: Joint, path: RidgePath) -> tuple[Slack, ...]:
 
 def without_directions(j: Joint) -> Findings | None:
     """Where the problem has no max-margin head or prompt, there is nothing to converge to."""
-    if not j.head.is_optimal:
-        return Findings((above("label margin", 0, 0, strict=True),), ())
-    if not j.prompt.is_optimal or not j.relaxed.is_optimal:
-        return Findings((true("alpha is separable", False),), ())
+    asked = (("there is a max-margin head", j.head), ("alpha is separable", j.prompt))
+    for name, solution in (*asked, ("the relaxed problem has a solution", j.relaxed)):
+        if not solution.is_optimal:
+            return Findings((has_solution(name, solution),), ())
     return None
 
 
@@ -264,8 +264,9 @@ def lemma12(x: ProblemInstance) -> Findings:
     alpha: `<k_{i alpha_i} - k_it, p_R> >= 0` for all tokens (77). (At each R followed with attention of 0.9 or more on
     alpha.)"""
     j = Joint(x)
-    if not j.head.is_optimal or not j.relaxed.is_optimal:
-        return Findings((true("there is a ridge path towards alpha", False),), ())
+    for solution in (j.head, j.relaxed):
+        if not solution.is_optimal:
+            return Findings((has_solution("there is a ridge path towards alpha", solution),), ())
     path = j.path(j.relaxed)
     inputs = np.arange(x.problem.n)
     sure = np.array([attention_weights(x.problem.keys, p)[inputs, x.alpha].min() for p in path.prompts])
@@ -361,7 +362,7 @@ def _lowest_in_quadrant(
 CLAIMS = (
     Claim("B.theorem5", theorem5, "sampled", about="joint ridge path, all support vectors",
         example=lambda: selecting_second(figure3a(), "fig3a"), outside=(lambda: selecting_second(figure3b(), "fig3b"),),
-        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT}),
+        unneeded={"alpha is separable": NO_SUBJECT, "there is a max-margin head": NO_SUBJECT}),
     Claim("B.theorem6", theorem6, "sampled", about="joint ridge path: p to the relaxed problem",
         example=lambda: selecting_second(figure3b(), "fig3b", 2.0), outside=(smaller_label_margin, rather_another),
         refutation=lambda: selecting_second(figure3b(), "fig3b", 0.5),

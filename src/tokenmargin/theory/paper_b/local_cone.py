@@ -22,6 +22,7 @@ from tokenmargin.selection import (
     selected_tokens,
 )
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, equal, sampled, seen, true
+from tokenmargin.theory.evidence import has_solution
 from tokenmargin.theory.paper_b.assumptions import assumption_a, rank_of_vectors
 from tokenmargin.theory.settings import ProblemInstance
 
@@ -34,7 +35,7 @@ def locally_optimal(problem: TokenProblem, alpha: Int[Array, " n"]) -> tuple[Sla
     """Definition 2: ATT-SVM is feasible for alpha, and every selected token outscores its SVM-neighbours."""
     solution = max_margin(problem, alpha)
     if not solution.is_optimal:
-        return (true("alpha is separable", False),)
+        return (has_solution("alpha is separable", solution),)
     gap = float(score_gaps(problem, solution.vector, alpha).min())
     return true("alpha is separable", True), above("smallest score gap to a neighbour", gap, 0, strict=True)
 
@@ -210,7 +211,7 @@ def _existence_findings(x: ProblemInstance, condition: Slack) -> Findings:
     problem, mapped = x.problem, key_map(x.problem)
     residual = np.inf if mapped is None or problem.head is None else mapped[0]
     solution = max_margin(problem, x.best)
-    feasible = true("ATT-SVM is feasible for the optimal tokens", solution.is_optimal)
+    feasible = has_solution("ATT-SVM is feasible for the optimal tokens", solution)
     return Findings(
         hypotheses=(
             equal("smallest label", problem.labels.min(), 1, tolerance=0),
@@ -257,8 +258,8 @@ def lemma8_second(x: ProblemInstance) -> Findings:
 def _compare_risks(x: ProblemInstance, *, second: bool) -> Findings:
     """The findings of both parts of Lemma 8."""
     problem, keys = x.problem, x.problem.keys
-    if x.p is None and not max_margin(problem, x.alpha).is_optimal:
-        return Findings((true("alpha is separable", False),), ())
+    if x.p is None and not (solution := max_margin(problem, x.alpha)).is_optimal:
+        return Findings((has_solution("alpha is separable", solution),), ())
     p, q = _two_directions(x)
     alpha = np.asarray(keys.logits(q).argmax(axis=1))
     of_p, of_q = _Margins(problem, p, alpha), _Margins(problem, q, alpha)

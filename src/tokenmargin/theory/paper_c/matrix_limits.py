@@ -16,7 +16,8 @@ from tokenmargin.problem.instances import figure8
 from tokenmargin.problem.matrix_geometry import Bilinear
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import leads
-from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, searched, seen, true
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, seen
+from tokenmargin.theory.evidence import has_solution
 from tokenmargin.theory.paper_b.gradients import beyond_rounding, equal_scores_problem
 from tokenmargin.theory.paper_b.prompt_limits import (
     one_optimum,
@@ -73,8 +74,7 @@ def separability(x: ProblemInstance) -> Findings:
         above("independence of the differences of tokens", min(independent), KNOWN, strict=True),
     )
     solution = max_margin(x.problem, x.best)
-    separable = true("the optimal tokens are separable", solution.is_optimal)
-    return Findings(hypotheses, (separable if solution.status == "infeasible" else searched(separable),))
+    return Findings(hypotheses, (has_solution("the optimal tokens are separable", solution),))
 
 
 def _outside_span(x: ProblemInstance, solution: MarginSolution) -> tuple[float, int]:
@@ -92,7 +92,7 @@ def rank_of_solutions(x: ProblemInstance) -> Findings:
     the span of the queries, and so a rank of at most n. (The solutions found, one for each norm. Their certificates
     allow a gap of 1e-7 and 1e-8, whose root bounds what they have outside; singular values are counted above 1e-3.)"""
     found = [max_margin(x.problem, x.alpha), max_margin(x.problem, x.alpha, norm="nuclear")]
-    hypotheses = (true("alpha is separable", found[0].is_optimal),)
+    hypotheses = (has_solution("alpha is separable", found[0]),)
     if not all(solution.is_optimal for solution in found):
         return Findings(hypotheses)
     conclusion = []

@@ -17,7 +17,8 @@ from tokenmargin.problem.attention_problems import cross_attention
 from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights
-from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen
+from tokenmargin.theory.evidence import has_solution
 from tokenmargin.theory.paper_b.assumptions import assumption_a
 from tokenmargin.theory.paper_c.matrix_limits import matrix_keys
 from tokenmargin.theory.settings import ProblemInstance
@@ -89,7 +90,7 @@ def several_tokens(x: ProblemInstance) -> Findings:
         _largest_curvature(x, x.head),
         below("difference of derivatives within the best mixtures", mixture.residual, KEPT),
         above("their lead over the other tokens", mixture.lead, KEPT, strict=True),
-        true("the best mixtures are separable", solution.is_optimal),
+        has_solution("the best mixtures are separable", solution),
     )
     if not solution.is_optimal or not np.isfinite(mixture.lead):
         return Findings(hypotheses)

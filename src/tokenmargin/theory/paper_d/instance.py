@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.next_token import NextTokenProblem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import Slack, above, below, sampled, true
+from tokenmargin.theory.evidence import has_solution
 
 FLAT = 1e-12
 """A slope below this is zero, or nearer to it than rounding of scores can tell; those of the losses are one or so."""
@@ -174,6 +177,19 @@ class NextTokenInstance:
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         return np.asarray((weights * posed.scores).sum(axis=1) / weights.sum(axis=1))
 
+    @cached_property
+    def has_fixed_output(self) -> Bool[Array, " n"]:
+        """Of which sequences `cyclic_outputs` is the score of its tied tokens, whatever W, and free of rounding."""
+        scores = np.where(self.tied, self.objective.problem.scores, np.nan)
+        fixed = np.asarray(np.nanmax(scores, axis=1) == np.nanmin(scores, axis=1))
+        if self.head is None:
+            return fixed
+        head, rows = ([[Fraction(x) for x in row] for row in part.tolist()] for part in (self.head, self.embeddings))
+        for i, t in zip(*np.nonzero(self.tied & fixed[:, None]), strict=True):
+            token, label = rows[self.problem.index[i, t]], head[self.problem.labels[i]]
+            fixed[i] &= sum(map(mul, label, token), start=Fraction(0)) == Fraction(float(scores[i, t]))
+        return fixed
+
     def cyclic_risk(self, W: Float[Array, " D"]) -> float:
         """The risk of the cyclic subdataset, over all n: Definition 4."""
         return (
@@ -250,7 +266,7 @@ def log_loss(x: NextTokenInstance) -> Slack:
 
 def feasible(x: NextTokenInstance) -> Slack:
     """That (Graph-SVM) has a solution."""
-    return true("(Graph-SVM) is feasible", x.graph_solution.is_optimal)
+    return has_solution("(Graph-SVM) is feasible", x.graph_solution)
 
 
 def some_order(x: NextTokenInstance) -> Slack:

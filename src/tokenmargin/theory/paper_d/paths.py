@@ -64,7 +64,7 @@ def _fall_ratio(x: NextTokenInstance, part: Float[Array, " D"]) -> Slack:
     rates = [float((rows @ u).min()) / float(np.linalg.norm(u)) for u in (best.vector, along)]
     # Both are known to the residuals of certificates, 1e-10.
     found = below("best exponent of the excess risk, over that along W_svm", max(rates) / rates[1], 1, tolerance=1e-7)
-    unknown = ((slope > 0) & (slope <= FLAT)).any()  # zero but for the rounding of a score
+    unknown = ((slope <= FLAT) & ~(x.has_fixed_output & (slope == 0))).any()  # zero, or not, by the rounding of a score
     return seen(found, "scores in more digits") if unknown else found
 
 

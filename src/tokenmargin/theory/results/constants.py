@@ -15,6 +15,7 @@ from tokenmargin.problem.instances import figure1b, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, equal, sampled, seen, true
+from tokenmargin.theory.evidence import has_solution
 from tokenmargin.theory.settings import ProblemInstance
 
 FAR = 1e6
@@ -105,7 +106,7 @@ def constants(x: ProblemInstance) -> Findings:
     found = limit_constants(x.problem, x.alpha, loss=x.loss)
     named, keys = found.named, x.problem.keys
     hypotheses = (
-        true("alpha is separable", named.solution.is_optimal),
+        has_solution("alpha is separable", named.solution),
         above("smallest lead in score over a neighbour", float(np.nan_to_num(named.gaps).min()), 0, strict=True),
         true("some multipliers are positive on all active differences", "multiplier" not in found.reason),
         true("there are others", bool(named.solution.vector.any())),

@@ -198,9 +198,9 @@ CLAIMS = (
     Claim("R.joint-phase", joint_phase, "sampled",
         about="joint ridge path: the phase law in |v| Gamma/|p|, and its critical value", example=nearly_support,
         outside=(smaller_label_margin, rather_another),
-        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT}),
+        unneeded={"alpha is separable": NO_SUBJECT, "there is a max-margin head": NO_SUBJECT}),
     Claim("R.joint-descent", joint_descent, "sampled",
         about="joint descent and flow: which phase each method lands in",
         example=lambda: selecting_second(figure3b(), "fig3b", 0.5), outside=(rather_another,),
-        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT}),
+        unneeded={"alpha is separable": NO_SUBJECT, "there is a max-margin head": NO_SUBJECT}),
 )  # fmt: skip

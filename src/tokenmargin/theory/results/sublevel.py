@@ -21,6 +21,7 @@ from tokenmargin.problem.instances import figure8, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, copies_of, lead_over
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
+from tokenmargin.theory.evidence import has_solution
 from tokenmargin.theory.paper_a.conditions import selective_conditions, without_subject
 from tokenmargin.theory.results.first_step import sharp_dimension
 from tokenmargin.theory.settings import EmbeddingInstance, ProblemInstance, enough_step
@@ -149,7 +150,7 @@ def sublevel(x: ProblemInstance) -> Findings:
     start = x.problem.keys.zero() if x.p is None else x.p
     found = Sublevel.of(x.problem, start, x.loss)
     hypotheses = (
-        true("the best tokens are separable", found.named.solution.is_optimal),
+        has_solution("the best tokens are separable", found.named.solution),
         true("there are others", bool(found.named.solution.vector.any())),
         below("risk at the start", found.risk, found.level, strict=True, tolerance=found.rounding),
     )
