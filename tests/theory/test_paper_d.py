@@ -11,7 +11,7 @@ from tokenmargin.margin.graph_margin import active_subspace, cyclic_subspace, no
 from tokenmargin.problem.next_token import NextTokenProblem
 from tokenmargin.theory import claim
 from tokenmargin.theory.paper_d import assumption1, assumption2, assumption3
-from tokenmargin.theory.paper_d.instance import FlatLoss, beside_a_tie, one_ring, tied_pair
+from tokenmargin.theory.paper_d.instance import FlatLoss, NextTokenInstance, beside_a_tie, one_ring, tied_pair
 
 
 def drawn(seed):
@@ -110,6 +110,18 @@ def test_a_loss_that_is_flat_at_an_output_turns_the_path_elsewhere():
     assert ratio == pytest.approx(
         np.sqrt(4 / 3), abs=1e-6
     )  # margins 1/sqrt(2) and 3/(2 sqrt(6)), counted twice and once
+
+
+def test_a_loss_is_flat_where_the_score_is_free_of_rounding():
+    """The first token scores 1, where the loss is flat, and the second 1/2. Turned, its score is 1 after rounding."""
+    verdicts = []
+    for turn in (np.eye(2), np.linalg.qr(np.random.default_rng(1).standard_normal((2, 2)))[0]):
+        head = np.array([[1.0, 0.25], [0.25, 0.5]]) @ turn
+        problem = NextTokenProblem.of([[0, 1], [1, 0]], [0, 1], embeddings=turn)
+        x = NextTokenInstance(problem, "outputs of 1 and 1/2", FlatLoss(), head=head)
+        assert (x.objective.problem.scores == 1).any()
+        verdicts.append(claim("D.theorem4").on(x).verdict)
+    assert verdicts == ["fails", "undecided"]
 
 
 def test_descent_on_one_cycle_converges():

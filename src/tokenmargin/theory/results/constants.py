@@ -105,13 +105,16 @@ def constants(x: ProblemInstance) -> Findings:
     proof in docs/results/constants.md.)"""
     found = limit_constants(x.problem, x.alpha, loss=x.loss)
     named, keys = found.named, x.problem.keys
+    separable = has_solution("alpha is separable", named.solution)
+    if not named.solution.is_optimal:
+        return Findings((separable,))
     hypotheses = (
-        has_solution("alpha is separable", named.solution),
+        separable,
         above("smallest lead in score over a neighbour", float(np.nan_to_num(named.gaps).min()), 0, strict=True),
         true("some multipliers are positive on all active differences", "multiplier" not in found.reason),
         true("there are others", bool(named.solution.vector.any())),
     )
-    if not named.solution.is_optimal or not named.solution.vector.any():
+    if not named.solution.vector.any():
         return Findings(hypotheses)
     direction = named.solution.vector
     radius = FAR * float(keys.norm(direction))

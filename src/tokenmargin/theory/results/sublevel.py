@@ -149,8 +149,11 @@ def sublevel(x: ProblemInstance) -> Findings:
     decreasing convex loss; ours, proof in docs/results/theorem5-plus.md.)"""
     start = x.problem.keys.zero() if x.p is None else x.p
     found = Sublevel.of(x.problem, start, x.loss)
+    separable = has_solution("the best tokens are separable", found.named.solution)
+    if not found.named.solution.is_optimal:
+        return Findings((separable,))
     hypotheses = (
-        has_solution("the best tokens are separable", found.named.solution),
+        separable,
         true("there are others", bool(found.named.solution.vector.any())),
         below("risk at the start", found.risk, found.level, strict=True, tolerance=found.rounding),
     )
