@@ -545,14 +545,30 @@ def test_a_direction_beside_an_lmm_direction_is_not_taken_for_it(off, verdict):
     assert claim("B.theorem4").on(ProblemInstance(problem, q=q)).verdict == verdict
 
 
-@pytest.mark.parametrize(
-    "name", ["B.theorem2", "B.lemma4", "B.lemma5", "B.theorem5", "B.lemma12", "R.constants"]
-)
+@pytest.mark.parametrize("name", ["B.theorem2", "B.lemma4", "B.lemma5", "B.theorem5", "B.lemma12", "R.constants"])
 def test_where_a_margin_is_not_decided_nothing_is(name):
     """Whether there is one is a hypothesis, which was said to be refuted; products do not tell these keys apart."""
     near = TokenProblem.of([[[1.0, 0.0], [1.0 - 1e-9, 0.0], [0.0, 0.5]]], [1], scores=[[1.0, 0, 0]])
     assert max_margin(near.as_gram(), [0]).status == "inaccurate"
     assert claim(name).on(ProblemInstance(near.as_gram())).verdict == "undecided"
+
+
+JOINT = (
+    "B.theorem5",
+    "B.theorem6",
+    "B.theorem6-repaired",
+    "B.theorem6-phases",
+    "B.lemma12",
+    "B.lemma13",
+    "R.joint-phase",
+)
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_labels_that_no_head_separates_leave_nothing_to_say(name):
+    """Both inputs are one vector, with labels of both signs."""
+    problem = TokenProblem.of([[[1.0, 0.0], [0.0, 1.0]]] * 2, [1, -1], scores=[[1.0, 0], [0, -1]])
+    assert claim(name).on(ProblemInstance(problem)).verdict == "vacuous"
 
 
 def test_statements_answer_where_flows_cannot_go_as_far():

@@ -8,6 +8,7 @@ about the joint path confined to the quadrant of a selection.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -186,11 +187,17 @@ def relaxed_hypotheses(j: Joint, path: RidgePath) -> tuple[Slack, ...]:
 
 def without_directions(j: Joint) -> Findings | None:
     """Where the problem has no max-margin head or prompt, there is nothing to converge to."""
-    asked = (("there is a max-margin head", j.head), ("alpha is separable", j.prompt))
-    for name, solution in (*asked, ("the relaxed problem has a solution", j.relaxed)):
+    for name, solution in _solutions(j):
         if not solution.is_optimal:
             return Findings((has_solution(name, solution),), ())
     return None
+
+
+def _solutions(j: Joint) -> Iterator[tuple[str, MarginSolution]]:
+    """The max-margin problems, one after the other: the relaxed one is posed by the head."""
+    yield "there is a max-margin head", j.head
+    yield "alpha is separable", j.prompt
+    yield "the relaxed problem has a solution", j.relaxed
 
 
 def theorem6(x: ProblemInstance) -> Findings:
@@ -264,9 +271,9 @@ def lemma12(x: ProblemInstance) -> Findings:
     alpha: `<k_{i alpha_i} - k_it, p_R> >= 0` for all tokens (77). (At each R followed with attention of 0.9 or more on
     alpha.)"""
     j = Joint(x)
-    for solution in (j.head, j.relaxed):
-        if not solution.is_optimal:
-            return Findings((has_solution("there is a ridge path towards alpha", solution),), ())
+    if not j.head.is_optimal or not j.relaxed.is_optimal:
+        missing = j.relaxed if j.head.is_optimal else j.head
+        return Findings((has_solution("there is a ridge path towards alpha", missing),), ())
     path = j.path(j.relaxed)
     inputs = np.arange(x.problem.n)
     sure = np.array([attention_weights(x.problem.keys, p)[inputs, x.alpha].min() for p in path.prompts])
