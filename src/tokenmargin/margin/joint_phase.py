@@ -147,10 +147,10 @@ def label_room(problem: TokenProblem, selected: Selection) -> tuple[MarginSoluti
     units of it: zero on the support inputs."""
     alpha = checked_selection(problem, selected)
     head = solve(label_constraints(problem, alpha))
+    if head.status == "infeasible":
+        raise ValueError("the selected tokens cannot be separated by label (infeasible): there is no max-margin head")
     if not head.is_optimal:
-        raise ValueError(
-            f"the selected tokens cannot be separated by label ({head.status}): there is no max-margin head"
-        )
+        raise ValueError(f"the max-margin head of the selected tokens is {head.explanation}")
     inputs = np.arange(problem.n)
     with np.errstate(over="ignore", invalid="ignore"):
         room = problem.labels * problem.values.logits(head.vector)[inputs, alpha] - 1
@@ -179,5 +179,10 @@ def joint_phases(problem: TokenProblem, selected: Selection) -> JointPhases:
     alpha = checked_selection(checked_problem(problem, "joint_phases"), selected)
     found = JointPhases(problem, *label_room(problem, alpha), attention_constraints(problem, alpha))
     if not found.prompt.is_optimal:
-        raise ValueError(f"no prompt selects these tokens: the max-margin problem is {found.prompt.status}")
+        none = found.prompt.status == "infeasible"
+        raise ValueError(
+            "no prompt selects these tokens: their max-margin problem is infeasible"
+            if none
+            else f"the max-margin prompt of these tokens is {found.prompt.explanation}"
+        )
     return found

@@ -191,8 +191,10 @@ def _train_jointly(problem: TokenProblem, best: list[int]) -> str:
     """Head and prompt trained together, against the two directions of Theorems 5 and 6, and only what the run did."""
     head = label_margin(problem, best)
     names = list_names(token_name(i, t) for i, t in enumerate(best))
-    if not head.is_optimal:
+    if head.status == "infeasible":
         return f"Trained with the head: the values of {names} cannot be separated by their labels."
+    if not head.is_optimal:
+        return f"Trained with the head: whether labels separate the values of {names} is {head.explanation}."
     path = evolve(JointObjective(problem), _step(problem.keys), steps=STEPS, progress=_stop_in_time())
     relaxed, values, point = relaxed_max_margin(problem, best), problem.values, path.final
     parts = [
