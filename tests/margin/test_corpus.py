@@ -309,3 +309,25 @@ def test_a_contradiction_found_on_the_way_is_no_short_gap() -> None:
     found = PairCertifier(vectors, pairs).answer(Proposal(np.ones(1), np.ones(1)), np.zeros(1, dtype=int), gap=1e-7)
     assert found.status == "inaccurate"
     assert not found.certificate.gap < 1
+
+
+@pytest.mark.parametrize("far", [1.0, 1e8, 6e13])
+def test_rounding_beside_a_long_vector_is_counted(far: float) -> None:
+    """On a line, 0 ahead of a far token and of one 196 behind: the margin was 195.95508, told from the mean of all."""
+    vectors = np.array([[0.0], [-far], [-195.95544232544674]])
+    behind = RowPairs(np.array([0]), np.array([0, 2]), np.array([1, 2]), np.zeros((0, 2), dtype=np.intp), 2)
+    found = corpus_margin(vectors, behind)
+    assert found.is_optimal == (far < 1e13)
+    assert not found.is_optimal or found.margin == pytest.approx(
+        min(far, -vectors[2, 0]), rel=margins_apart(found), abs=0
+    )
+
+
+@pytest.mark.parametrize("size", [2.0**-960, 2.0**-600, 2.0**600, 2.0**960])
+def test_a_corpus_of_any_size_has_one_margin(size: float) -> None:
+    vectors = np.random.default_rng(0).standard_normal((12, 5))
+    behind = RowPairs(np.array([0]), np.array([0, 4]), np.arange(1, 5), np.array([[0, 5]]), 4)
+    plain, scaled = corpus_margin(vectors, behind), corpus_margin(size * vectors, behind)
+    assert plain.status == scaled.status == "optimal"
+    assert scaled.margin == size * plain.margin
+    assert (scaled.vector * size == plain.vector).all()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -17,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import farkas_residual, normalised_systems
+from tokenmargin.margin.certificate import farkas_residual, normalised_systems, rescale_exactly
 from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.constraints import independent_at_most
 from tokenmargin.margin.corpus.pairs import Differences, Proposal, RowPairs, transitive_reduction
@@ -35,6 +36,8 @@ WIDE = 640
 """Dimension from which the interior point method is the faster route."""
 SMALL = 2_000_000
 """Size of the rows, as an array, up to which the solver of single problems can be asked for a second opinion."""
+
+_ORDINARY = 300  # binary digits before or after the point up to which squares and their products are doubles
 
 
 def corpus_margin(
@@ -83,6 +86,11 @@ def corpus_margin(
         )
     if start is not None:
         start = checked_vector("start", start, vectors.shape[1], "one point, as long as the vectors")
+    power = int(np.frexp(np.abs(vectors).max(initial=0.0))[1])
+    if abs(power) > _ORDINARY:
+        point = None if start is None else np.ldexp(start, power)
+        found = corpus_margin(np.ldexp(vectors, -power), pairs, start=point, gap=gap, route=route, progress=progress)
+        return _in_units(found, power)
     judge = PairCertifier(vectors, pairs)
     if not len(pairs):
         return judge.zero_solution()
@@ -96,6 +104,16 @@ def corpus_margin(
         if answers[-1].status != "inaccurate":
             return answers[-1]
     return min(answers, key=lambda answer: answer.certificate.residual)
+
+
+def _in_units(found: MarginSolution, power: int) -> MarginSolution:
+    """The solution for vectors `2^power` times as long."""
+    with np.errstate(over="ignore"):
+        vector, margin = np.ldexp(found.vector, -power), float(np.ldexp(found.margin, power))
+    multipliers = rescale_exactly(rescale_exactly(found.multipliers, times=2.0**-power), times=2.0**-power)
+    if found.is_optimal and not np.isfinite(vector).all():
+        return replace(found, status="inaccurate", vector=np.zeros_like(vector), margin=0.0)
+    return replace(found, vector=vector, margin=margin, multipliers=multipliers)
 
 
 def _routes(
@@ -185,18 +203,23 @@ class PairCertifier:
         return self._solution(status, Proposal(multipliers, p), numbers, certificate)
 
     def _certificate(self, rows: Differences, multipliers: Float[Array, " a"], p: Float[Array, " d"]) -> Certificate:
-        """The residuals of the optimality conditions, in the units of `Certificate`."""
+        """The residuals of the optimality conditions, in the units of `Certificate`, with all rounding counted.
+
+        A logit of d terms is off by at most `(d + 4) eps |vector| |p|`, a combination of a rows by `(a + 4) eps` times
+        their lengths.
+        """
         logits, squared = self.vectors @ p, float(p @ p)
+        rounding = 2 * EPS * float(np.linalg.norm(self.vectors, axis=1).max()) * squared**0.5
         combined = rows.combination(multipliers)
         combined = combined - self._part_of_ties(combined)
         slack = rows.times(p) - 1
         reach = float(np.linalg.norm(combined))
         bound = float(multipliers.sum()) / reach if reach > 0 else np.inf
         return Certificate(
-            primal=max(0.0, 1 - float(self.pairs.margins(logits).min()), self._off_ties(p)),
+            primal=max(0.0, 1 - float(self.pairs.margins(logits).min()) + (len(p) + 4) * rounding, self._off_ties(p)),
             dual=float(np.linalg.norm(p - combined)) / squared**0.5,
             complementarity=float((multipliers * np.abs(slack)).max()) / squared,
-            gap=abs(1 - bound / squared**0.5),
+            gap=abs(1 - bound / squared**0.5) + (len(multipliers) + 4) * rounding * float(multipliers.sum()) / squared,
         )
 
     def _off_ties(self, p: Float[Array, " d"]) -> float:
@@ -213,12 +236,12 @@ class PairCertifier:
             p,
             np.ones(apart.sum(), dtype=bool),
             lost=None if systems.lost is None else systems.lost[0],
-            rank_at_most=min(independent_at_most(*self.pairs.ties[apart].T), len(p)),
+            rank_at_most=partial(independent_at_most, *self.pairs.ties[apart].T),
         )
         if found is None:
             return np.inf
         longest = 2 * float(np.linalg.norm(self.vectors, axis=1).max())
-        return (float(np.linalg.norm(found[0])) + found[1]) * max(longest, 1 / float(np.linalg.norm(p)))
+        return found.length * max(longest, 1 / float(np.linalg.norm(p)))
 
     def _part_of_ties(self, y: Float[Array, " d"]) -> Float[Array, " d"]:
         """What the ties can add to a combination of rows, as their multipliers make it."""

@@ -8,6 +8,10 @@ against it; and where rounding hides whether they depend on one another, nothing
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
@@ -38,19 +42,39 @@ def distance_from_ties(
     level = _level(systems, multipliers, surplus) & rows.any(axis=1)
     if level.sum() < 2:
         return 0.0
-    most = constraints.rank_at_most(level)
+    most = partial(constraints.rank_at_most, level)
     lost = None if systems.lost is None else systems.lost[0][level]
     tied = np.zeros(len(rows), dtype=bool) if systems.equality is None else systems.equality
     for exactly in (False, True):
         found = correction_to_level(rows[level], vector, tied[level], lost=lost, rank_at_most=most, exactly=exactly)
         if found is not None:
-            correction, error = found
-            longer = (np.linalg.norm(correction) + error) / np.linalg.norm(vector)
-            longer = max(longer, norm.value(correction) / norm.value(vector))
-            share = _share(rows @ correction + error, bound, float(longer))
+            longer = found.length / np.linalg.norm(vector)
+            longer = max(longer, norm.value(found.vector) / norm.value(vector))
+            share = _share(rows @ found.vector + found.error_along(rows), bound, float(longer))
             if exactly or share <= systems.tolerance:
                 return share
     return np.inf
+
+
+class Correction(NamedTuple):
+    """The shortest vector that makes rows level, for inner products that are off by at most `rounding` each.
+
+    - `inverse`: what makes it of these products.
+    """
+
+    vector: Float[Array, " r"]
+    inverse: Float[Array, "r q"]
+    rounding: float
+
+    @property
+    def length(self) -> float:
+        """Its length, and how much longer it may be."""
+        worst = float(np.abs(self.inverse.T @ self.inverse).sum()) ** 0.5
+        return float(np.linalg.norm(self.vector)) + self.rounding * worst
+
+    def error_along(self, rows: Float[Array, "k r"]) -> Float[Array, " k"]:
+        """By how much its inner products with rows may be off."""
+        return self.rounding * np.abs(rows @ self.inverse).sum(axis=1)
 
 
 def correction_to_level(
@@ -58,13 +82,14 @@ def correction_to_level(
     vector: Float[Array, " r"],
     tied: Bool[Array, " q"],
     *,
-    rank_at_most: int,
+    rank_at_most: Callable[[], int],
     lost: Float[Array, "q r"] | None = None,
     exactly: bool = False,
-) -> tuple[Float[Array, " r"], float] | None:
-    """The shortest vector that makes up the inner products of `rows + lost` with another, and how much longer rounding
-    may make it; None where that is not known. Nothing where the rows are kept exactly as they should be: those that
-    are `tied` at zero, the others not below."""
+) -> Correction | None:
+    """What makes up the inner products of `rows + lost` with a vector; None where that is not known.
+
+    Nothing where the rows are kept exactly as they should be: those that are `tied` at zero, the others not below.
+    """
     reached: Array = rows @ vector
     rounding = _rounding(rows, vector)
     if exactly:
@@ -72,14 +97,14 @@ def correction_to_level(
         if products is None:
             return None
         if all(x == 0 or (x > 0 and not tie) for x, tie in zip(products, tied.tolist(), strict=True)):
-            return np.zeros_like(vector), 0.0
+            return Correction(np.zeros_like(vector), np.zeros_like(rows.T), 0.0)
         reached, rounding = np.array([float(x) for x in products]), 0.0
     left, sizes, ways = np.linalg.svd(rows, full_matrices=False)
     told = sizes > _TOLD * max(rows.shape) * EPS * sizes[0]
-    if told.sum() < rank_at_most and told.sum() != exact_rank(rows, lost):
+    if told.sum() < min(rows.shape) and told.sum() < rank_at_most() and told.sum() != exact_rank(rows, lost):
         return None
-    left, sizes, ways = left[:, told], sizes[told], ways[told]
-    return (left.T @ reached) / sizes @ ways, float(rounding * len(rows) ** 0.5 / sizes[-1])
+    inverse = (ways[told].T / sizes[told]) @ left[:, told].T
+    return Correction(inverse @ reached, inverse, rounding)
 
 
 def _rounding(rows: Float[Array, "q r"], vector: Float[Array, " r"]) -> float:
@@ -101,14 +126,14 @@ def _distance_by_products(
     values, ways = np.linalg.eigh(inner)
     blur = noise[level] @ noise[level] + len(values) * EPS
     told = values > 2 * blur
-    if told.sum() < constraints.rank_at_most(level) and (noise[level].any() or told.sum() != exact_rank(inner)):
+    may_hide = not told.all() and told.sum() < constraints.rank_at_most(level)
+    if may_hide and (noise[level].any() or told.sum() != exact_rank(inner)):
         return np.inf
     values, ways = values[told] - blur, ways[:, told]
-    correction = ways @ ((ways.T @ reached[level]) / values)
-    error = float(np.linalg.norm(unknown[level]) / np.sqrt(values[0]))
-    reach = np.sqrt(max(0.0, correction @ reached[level])) + error
-    lost = products[:, level] @ correction + error * lengths
-    return _share(lost, systems.bound[0], float(reach / np.sqrt(multipliers @ reached)))
+    inverse, off, error = (ways / values) @ ways.T, reached[level], unknown[level]
+    along = products[:, level] @ inverse
+    reach = np.sqrt(max(0.0, off @ inverse @ off)) + np.sqrt(error @ np.abs(inverse) @ error)
+    return _share(along @ off + np.abs(along) @ error, systems.bound[0], float(reach / np.sqrt(multipliers @ reached)))
 
 
 def _level(systems: Systems, multipliers: Float[Array, " k"], surplus: Float[Array, " k"]) -> Bool[Array, " k"]:
