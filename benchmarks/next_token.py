@@ -25,7 +25,7 @@ from benchmarks.claims_families_d import FAMILIES, other_head, other_loss
 from benchmarks.tools import run_main
 from tokenmargin.data.prepared import load_prepared
 from tokenmargin.limits import Limit, NextTokenLimit, limit_of, next_token_limit
-from tokenmargin.limits.next_token import tied_choice
+from tokenmargin.limits.tied_choice import tied_choice
 from tokenmargin.objective.losses import LogLoss
 from tokenmargin.problem.next_token import NextTokenProblem, next_token_windows
 

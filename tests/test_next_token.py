@@ -194,7 +194,7 @@ def test_log_odds(first, second, copies):
 def test_the_proven_distance_holds():
     """A point off the minimum by a known amount: the distance proven from its gradient covers it, and not by far."""
     problem = drawn(np.random.default_rng(3), n=20, size=4, queries=1)
-    from tokenmargin.limits.next_token import tied_choice
+    from tokenmargin.limits.tied_choice import tied_choice
 
     choice = tied_choice(problem, problem.graph)
     best = choice.minimum()
@@ -411,3 +411,12 @@ def test_a_token_with_the_vector_of_a_tied_one_shares_as_that_does() -> None:
     assert twins.predict([1, 3, 0]) == {1: 0.5, 3: 0.5}
     assert twins.predict([3, 2, 0]) == pytest.approx({3: 2 / 3, 2: 1 / 3}, abs=2 * twins.finite.distance)
     assert json.loads(json.dumps(twins.to_dict()))["certified"]
+
+
+@pytest.mark.parametrize(("apart", "certified"), [(0.0, True), (1e-13, False), (1e-11, False), (1.0, True)])
+def test_a_finite_part_in_a_dimension_that_rounding_hides_is_not_proven(apart: float, certified: bool) -> None:
+    """Three tied tokens on a line, but for `apart`: on it two logits decide the third, beside it none does, and W_fin
+    is of length 1 / apart. To rounding it was that of tokens on the line, and said to be proven."""
+    rows = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [2.0, 0.0, 0.0], [3.0, apart, 0.0]])
+    problem = NextTokenProblem.of([[1, 2, 3, 0]] * 6, [1, 1, 1, 2, 2, 3], embeddings=rows)
+    assert tm.next_token_limit(problem).is_certified == certified

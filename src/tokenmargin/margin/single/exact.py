@@ -135,17 +135,26 @@ def _eliminate(matrix: list[list[int]]) -> list[int]:
     return pivots
 
 
-def exact_rank(rows: Float[Array, "k r"], lost: Float[Array, "k r"] | None = None) -> int | None:
+def exact_rank(
+    rows: Float[Array, "k r"], lost: Float[Array, "k r"] | None = None, *, times: Float[Array, "k s"] | None = None
+) -> int | None:
     """How many of the vectors `rows + lost` are independent, whatever rounding hides; None where this would take long.
 
-    A combination that is zero is zero in remainders too. That independent rows have dependent remainders for both
-    primes takes an accident of one in 10^18.
+    With `times`, of their outer products with these. A combination that is zero is zero in remainders too. That
+    independent rows have dependent remainders for both primes takes an accident of one in 10^18.
     """
-    k, r = rows.shape
-    if k * r * min(k, r) > _MOST_OF_RANK or not np.isfinite(rows if lost is None else rows + lost).all():
+    (k, r), s = rows.shape, 1 if times is None else times.shape[1]
+    if k * r * s * min(k, r * s) > _MOST_OF_RANK or not np.isfinite(rows if lost is None else rows + lost).all():
         return None
-    integers, _ = _integers(rows, lost)
-    return max(_rank_in_remainders((integers % prime).astype(np.int64), prime) for prime in _PRIMES)
+    integers, factors = _integers(rows, lost)[0], None if times is None else _integers(times)[0]
+    ranks = []
+    for prime in _PRIMES:
+        matrix = (integers % prime).astype(np.int64)
+        if factors is not None:
+            other = (factors % prime).astype(np.int64)
+            matrix = (other[:, :, None] * matrix[:, None, :] % prime).reshape(k, -1)
+        ranks.append(_rank_in_remainders(matrix, prime))
+    return max(ranks)
 
 
 def exact_products(

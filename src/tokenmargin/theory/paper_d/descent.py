@@ -7,7 +7,7 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.special import logsumexp, softmax
 
-from tokenmargin.limits.next_token import tied_choice
+from tokenmargin.limits.tied_choice import tied_choice
 from tokenmargin.margin.graph_margin import svm_subspace, unit_rows
 from tokenmargin.norms import EPS
 from tokenmargin.objective.losses import CorrelationLoss, LogLoss
