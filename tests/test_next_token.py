@@ -10,7 +10,7 @@ import pytest
 from scipy import sparse
 from scipy.special import logsumexp, softmax
 from tests.oracles.by_clarabel import by_clarabel
-from tests.oracles.certified import ESTIMATED, SETTLED, apart, assert_same_vector
+from tests.oracles.certified import ESTIMATED, SETTLED, apart, assert_same_vector, margins_apart
 from tests.oracles.rounding import rounding
 
 import tokenmargin as tm
@@ -420,3 +420,15 @@ def test_a_finite_part_in_a_dimension_that_rounding_hides_is_not_proven(apart: f
     rows = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [2.0, 0.0, 0.0], [3.0, apart, 0.0]])
     problem = NextTokenProblem.of([[1, 2, 3, 0]] * 6, [1, 1, 1, 2, 2, 3], embeddings=rows)
     assert tm.next_token_limit(problem).is_certified == certified
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ties_of_more_tokens_than_dimensions_are_decided(seed: int) -> None:
+    """The differences of four tied tokens span two dimensions; z (x_i - x_j)', rounded, would span a third. The others
+    are behind in a dimension of their own."""
+    rows = np.random.default_rng(seed).standard_normal((6, 3))
+    rows[:, 2] = [0, 1, 1, 1, 1, 0]
+    problem = NextTokenProblem.of([[1, 2, 5, 0], [2, 3, 0], [3, 4, 0], [4, 1, 0]], [1, 2, 3, 4], embeddings=rows)
+    found = graph_margin(problem)
+    assert found.is_optimal
+    assert found.margin == pytest.approx(np.linalg.norm(rows[0]), rel=margins_apart(found), abs=0)  # W = z e_3' / |z|^2

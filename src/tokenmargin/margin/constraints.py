@@ -12,8 +12,10 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import Systems, cached_ones, normalised_systems
+from tokenmargin.margin.single.exact import exact_rank
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates, Gram, KnownProducts
+from tokenmargin.problem.matrix_geometry import Bilinear
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import Selection, checked_selection, checked_token_sets
 
@@ -81,7 +83,14 @@ class Constraints:
             dimensions = m if geometry.rank is None else geometry.rank
             same = np.arange(m) if geometry.equal is None else geometry.equal
         ends = np.array([self.plus[kept], np.full(kept.sum(), m) if self.minus is None else self.minus[kept]])
-        return min(dimensions, independent_at_most(*np.append(same, m)[ends]))
+        most = min(dimensions, independent_at_most(*np.append(same, m)[ends]))
+        if not isinstance(geometry, Bilinear) or self.minus is None:
+            return most
+        # Products z x' that were rounded are independent where z and x are not; both ends of a tie have one z.
+        z, x = geometry.factors
+        ties = normalised_systems(x[ends[0]][None], np.zeros((1, kept.sum())), minus=x[ends[1]][None])
+        rank = exact_rank(ties.rows[0], None if ties.lost is None else ties.lost[0], times=z[ends[0]])
+        return most if rank is None else min(most, rank)
 
     def parameter(self, multipliers: Float[Array, " k"], y: Float[Array, " r"]) -> Float[Array, " D"]:
         """The solution as a parameter: in coordinates it is the vector y of the rows' space, else its multipliers."""

@@ -24,6 +24,7 @@ from tokenmargin.margin.corpus.solve import corpus_margin
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.matrix_geometry import Bilinear
 from tokenmargin.problem.next_token import NextTokenProblem, PriorityGraph
 
 DENSE = 2_000_000
@@ -103,13 +104,15 @@ def graph_margin(problem: NextTokenProblem, graph: PriorityGraph | None = None) 
     if not len(above):
         return replace(order_margin(np.ones(1), graph.order), vector=np.zeros(vectors.shape[1]))
     if vectors.shape[1] * (len(above) + len(tied)) > DENSE:
-        return corpus_margin(
-            vectors, _as_row_pairs(above, below, np.stack([first[graph.component[tied]], tied], axis=1))
-        )
+        # After one token the differences of others lie in d dimensions.
+        ties_after = np.bincount(graph.last[tied], minlength=1)
+        dimensions = int(np.minimum(ties_after, problem.embeddings.shape[1]).sum())
+        pairs = _as_row_pairs(above, below, np.stack([first[graph.component[tied]], tied], axis=1))
+        return corpus_margin(vectors, replace(pairs, tied_dimensions=dimensions))
     plus, minus = np.append(above, first[graph.component[tied]]), np.append(below, tied)
     return solve(
         Constraints(
-            Coordinates(vectors, np.arange(len(vectors))[None]),
+            Bilinear(Coordinates(problem.embeddings, graph.token[:, None]), problem.embeddings[graph.last]),
             plus=plus,
             minus=minus,
             bound=np.append(np.ones(len(above)), np.zeros(len(tied))),

@@ -22,15 +22,18 @@ from tokenmargin.problem.geometry import Coordinates, Gram
 class Bilinear(Coordinates):
     """Coordinates of a matrix W, row by row; the tokens are `z_i k_it'`, each number rounded to a double.
 
-    What is proven is proven of these. Keys far from the origin lose digits here: centre them first.
+    What is proven is proven of these, but for which ties depend on others: that is decided by z and k themselves. Keys
+    far from the origin lose digits here: centre them first.
 
     **Attributes**
     - `keys`: the tokens `k_it`, in d coordinates.
     - `queries`: `z_i`, a row of q numbers per input.
+    - `factors`: z and k of every row of the dictionary.
     """
 
     keys: Coordinates
     queries: Float[Array, "n q"]
+    factors: tuple[Float[Array, "m q"], Float[Array, "m d"]]
 
     def __init__(self, keys: Coordinates, queries: Float[Array, "n q"] | Float[Array, " q"]) -> None:
         if queries.ndim == 1:
@@ -42,6 +45,7 @@ class Bilinear(Coordinates):
         shape = (queries.shape[-1], keys.dimension)
         super().__init__(outer.reshape(len(rows), -1), index, keys.mask, matrix_shape=shape)
         object.__setattr__(self, "keys", keys)
+        object.__setattr__(self, "factors", (np.broadcast_to(of_row, (len(rows), of_row.shape[1])), rows))
         object.__setattr__(self, "queries", np.broadcast_to(queries, (keys.n, queries.shape[-1])))
 
     def at_inputs(self, inputs: Int[Array, " k"]) -> Bilinear:

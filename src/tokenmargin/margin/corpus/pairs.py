@@ -43,6 +43,7 @@ class RowPairs:
     - `rivals`: rows that occur with it in some sequence and are not selected there.
     - `ties`: pairs of rows selected in one sequence, whose logits must be equal.
     - `occurrences`: constraints before equal ones were merged.
+    - `tied_dimensions`: how many dimensions the ties span at most, where that is known.
     """
 
     selected: Int[Array, " h"]
@@ -50,6 +51,7 @@ class RowPairs:
     rivals: Int[Array, " k"]
     ties: Int[Array, "q 2"]
     occurrences: int
+    tied_dimensions: int | None = None
 
     def __len__(self) -> int:
         return len(self.rivals)

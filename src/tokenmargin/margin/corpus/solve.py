@@ -57,7 +57,7 @@ def corpus_margin(
 
     **Arguments**
     - `start`: a vector whose tightest constraints are tried first; the one that made the selection is a good one.
-    - `gap`: largest residual of an answer that is called optimal; rounding in the residuals is not counted against it.
+    - `gap`: largest residual of an answer that is called optimal, rounding counted against it.
     - `route`: cutting planes or interior points; by default the faster one for the dimension.
     - `progress`: called in every round with the gap reached (infinite until a feasible vector is known).
     - `norm`: l2 alone; another is refused.
@@ -236,7 +236,9 @@ class PairCertifier:
             p,
             np.ones(apart.sum(), dtype=bool),
             lost=None if systems.lost is None else systems.lost[0],
-            rank_at_most=partial(independent_at_most, *self.pairs.ties[apart].T),
+            rank_at_most=lambda: min(
+                independent_at_most(*self.pairs.ties[apart].T), self.pairs.tied_dimensions or len(p)
+            ),
         )
         if found is None:
             return np.inf
