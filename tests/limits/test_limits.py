@@ -616,3 +616,13 @@ def test_a_token_level_with_the_tied_ones_stays_however_little_it_weighs(scale, 
 def test_a_loss_by_its_name_is_refused_in_a_line() -> None:
     with pytest.raises(TypeError, match=r"got 'correlation'; by its name: .*loss_named"):
         limit_of(figure1a(), np.zeros(2), loss="correlation")
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-9, 1e-7])
+def test_vectors_too_near_for_products_are_no_copies(apart: float) -> None:
+    """Two keys of different scores: copies have a direction together, keys that differ one of their own."""
+    keys = np.array([[1.0, 0.0], [1.0, apart], [0.0, 0.5]])
+    problem = TokenProblem(Gram(keys @ keys.T, np.arange(3)[None]), np.ones(1), scores=np.array([[1.0, 0.5, 0.0]]))
+    found = atlas(problem)
+    assert found.complete == (apart == 0)
+    assert [limit.names for limit in found.limits] == ([[[0, 1]]] if apart == 0 else [])

@@ -77,11 +77,9 @@ class Constraints:
         """How many of these rows can be independent, by what is known without rounding: the number of dimensions, and
         which vectors the rows are differences of."""
         geometry, m = self.geometry, self.geometry.n_vectors
-        # What products cannot tell apart need not be equal.
         dimensions, same = geometry.dimension, geometry.equal_rows
         if isinstance(geometry, Gram):
             dimensions = m if geometry.rank is None else geometry.rank
-            same = np.arange(m) if geometry.equal is None else geometry.equal
         ends = np.array([self.plus[kept], np.full(kept.sum(), m) if self.minus is None else self.minus[kept]])
         most = min(dimensions, independent_at_most(*np.append(same, m)[ends]))
         if not isinstance(geometry, Bilinear) or self.minus is None:

@@ -208,7 +208,7 @@ class Gram(AbstractGeometry):
       from the origin differ by what their own products have no digits for.
     - `rank`: dimensions of the space, where known. Rounding could hide one, and in a hidden dimension every selection
       is separable, so without it there is no proof that one is not.
-    - `equal`: for every row of the dictionary, the first that holds the same vector.
+    - `equal`: for every row of the dictionary, the first that holds the same vector; by default rows of equal products.
     """
 
     matrix: Float[Array, "m m"]
@@ -306,8 +306,7 @@ class Gram(AbstractGeometry):
         """
         matrix = self.matrix if minus is None or self.centred is None else self.centred
         lengths = np.sqrt(np.maximum(matrix.diagonal(), 0.0))
-        if self.equal is not None:
-            plus, minus = self.equal[plus], None if minus is None else self.equal[minus]
+        plus, minus = self.equal_rows[plus], None if minus is None else self.equal_rows[minus]
         rows, sums = matrix[plus], lengths[plus]
         if minus is None:
             products = rows[:, plus]
@@ -325,12 +324,11 @@ class Gram(AbstractGeometry):
 
     @cached_property
     def equal_rows(self) -> Int[Array, " m"]:
-        """As given; otherwise vectors count as equal when their inner products cannot tell them apart."""
+        """As given; otherwise vectors are equal when all their inner products are, the matrix taken at its word."""
         if self.equal is not None:
             return self.equal
-        squared = self.squared_norms()
-        together = squared[:, None] + squared
-        return read_only((together - 2 * self.matrix <= 8 * EPS * together).argmax(axis=1))
+        _, first, same = np.unique(self.matrix + 0.0, axis=0, return_index=True, return_inverse=True)
+        return read_only(first[same.ravel()])
 
     def outputs(self, v: Float[Array, "... m"]) -> Float[Array, "... n T"]:
         rows = self.project(v)
