@@ -323,6 +323,14 @@ def test_rounding_beside_a_long_vector_is_counted(far: float) -> None:
     )
 
 
+def test_vectors_that_no_scale_holds_together_are_not_decided() -> None:
+    """Beside 1e300 a difference of 1e-100 is nothing, and was proof that no direction tells them apart."""
+    behind = RowPairs(np.array([0]), np.array([0, 2]), np.array([1, 2]), np.zeros((0, 2), dtype=np.intp), 2)
+    for far, near, status in ((1e300, 1e-100, "inaccurate"), (4e-320, 2e-320, "inaccurate"), (1e300, 1e297, "optimal")):
+        found = corpus_margin(np.array([[0.0, 0.0], [-far, 0.0], [0.0, -near]]), behind)
+        assert found.status == status
+
+
 @pytest.mark.parametrize("size", [2.0**-960, 2.0**-600, 2.0**600, 2.0**960])
 def test_a_corpus_of_any_size_has_one_margin(size: float) -> None:
     vectors = np.random.default_rng(0).standard_normal((12, 5))

@@ -88,9 +88,11 @@ def corpus_margin(
         start = checked_vector("start", start, vectors.shape[1], "one point, as long as the vectors")
     power = int(np.frexp(np.abs(vectors).max(initial=0.0))[1])
     if abs(power) > _ORDINARY:
+        scaled = np.ldexp(vectors, -power)
+        if (np.ldexp(scaled, power) != vectors).any():  # some are too short beside others for doubles of one scale
+            return PairCertifier(scaled, pairs).open_solution()
         point = None if start is None else np.ldexp(start, power)
-        found = corpus_margin(np.ldexp(vectors, -power), pairs, start=point, gap=gap, route=route, progress=progress)
-        return _in_units(found, power)
+        return _in_units(corpus_margin(scaled, pairs, start=point, gap=gap, route=route, progress=progress), power)
     judge = PairCertifier(vectors, pairs)
     if not len(pairs):
         return judge.zero_solution()
@@ -110,7 +112,9 @@ def _in_units(found: MarginSolution, power: int) -> MarginSolution:
     """The solution for vectors `2^power` times as long."""
     with np.errstate(over="ignore"):
         vector, margin = np.ldexp(found.vector, -power), float(np.ldexp(found.margin, power))
-    multipliers = rescale_exactly(rescale_exactly(found.multipliers, times=2.0**-power), times=2.0**-power)
+    multipliers, half = found.multipliers, power // 2
+    for part in (half, power - half) * 2:  # their size is that of |p|^2
+        multipliers = rescale_exactly(multipliers, over=2.0**part)
     if found.is_optimal and not np.isfinite(vector).all():
         return replace(found, status="inaccurate", vector=np.zeros_like(vector), margin=0.0)
     return replace(found, vector=vector, margin=margin, multipliers=multipliers)
@@ -185,6 +189,10 @@ class PairCertifier:
         empty = np.zeros(0, dtype=np.intp)
         return self._solution("optimal", Proposal(np.zeros(0), None), empty, Certificate(0.0, 0.0, 0.0, 0.0))
 
+    def open_solution(self) -> MarginSolution:
+        """Nothing is known."""
+        return self._solution("inaccurate", Proposal(np.zeros(0), None), np.zeros(0, dtype=np.intp), Certificate())
+
     def answer(self, found: Proposal, numbers: Int[Array, " c"], *, gap: float) -> MarginSolution:
         """The solution that a proposal for the pairs `numbers` amounts to; optimal with residuals of at most `gap`."""
         held = np.flatnonzero(found.multipliers)
@@ -199,7 +207,8 @@ class PairCertifier:
             return self._solution("inaccurate", Proposal(multipliers, None), numbers, Certificate())
         p, multipliers = found.vector / least, multipliers / least
         certificate = self._certificate(rows, multipliers, p)
-        status: Status = "optimal" if certificate.residual <= gap else "inaccurate"
+        known = np.isfinite(certificate[:4]).all()
+        status: Status = "optimal" if known and certificate.residual <= gap else "inaccurate"
         return self._solution(status, Proposal(multipliers, p), numbers, certificate)
 
     def _certificate(self, rows: Differences, multipliers: Float[Array, " a"], p: Float[Array, " d"]) -> Certificate:
